@@ -1,0 +1,71 @@
+"""Every failure that a person should read, with its exit code and what to type next.
+
+One boundary (`cachemgr.cli`) turns these into `error:` and `hint:` lines and an exit code. Anything else that reaches
+that boundary is a bug and keeps its traceback.
+
+Exit codes: 0 done, 1 the answer is no, 2 usage, 3 partly done, 10 no such artifact or store, 11 in use or locked,
+12 untrusted or corrupt, 13 mirror or database unreachable, 130 interrupted. `run` returns the child's own code
+(128+n for a signal), 125 when cachemgr itself failed, 126 or 127 when the command cannot be executed.
+"""
+
+
+class CacheError(Exception):
+    """Something a person has to know. `str()` is one sentence that names the thing; `hint` is what to type."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UsageError(CacheError):
+    """What was asked for cannot be meant: an unknown value, a setting of the wrong type, two options that exclude."""
+
+    exit_code = 2
+
+
+class NotFoundError(CacheError):
+    """No such artifact, capture or store."""
+
+    exit_code = 10
+
+
+class InUseError(CacheError):
+    """Another process holds what this one wants to change."""
+
+    exit_code = 11
+
+
+class CorruptError(CacheError):
+    """Bytes are not what their manifest, digest or layout says: torn, foreign, hostile or from a newer cachemgr."""
+
+    exit_code = 12
+
+
+class StoreError(CacheError):
+    """The store cannot be read or written: permissions, a full disk, a file system that refuses."""
+
+    exit_code = 13
+
+
+class DeadlineError(CacheError):
+    """The cache took longer than a start may be delayed."""
+
+
+class LaunchError(CacheError):
+    """cachemgr itself failed in front of a command, and `--strict` asked not to go on without the cache."""
+
+    exit_code = 125
+
+
+class CannotExecuteError(CacheError):
+    """The command exists and cannot be executed."""
+
+    exit_code = 126
+
+
+class NoSuchCommandError(CacheError):
+    """The command does not exist."""
+
+    exit_code = 127
