@@ -1,0 +1,260 @@
+"""The records that cachemgr keeps: what one launch used or made, as frozen values with one canonical JSON form.
+
+A manifest is the commit point of a capture and what a signature will cover, so its bytes are canonical: keys sorted, no
+white space, UTF-8. Its name is the digest of exactly those bytes. Layout 1 is frozen; a newer layout or an unknown
+field is refused, never guessed at.
+
+A manifest is also the first thing an attacker controls, so `decode_manifest` checks every path, mode, size and count
+before anybody acts on one of them (design: bytes are checked before they are placed).
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from cachemgr import digest
+from cachemgr.digest import Digest
+from cachemgr.errors import CorruptError
+from cachemgr.key import Difference, Factor, Key, Relations, derive, is_key
+
+LAYOUT = 1
+MAX_MANIFEST_BYTES = 256 << 20
+MAX_FILES = 500_000
+MAX_CAPTURE_BYTES = 64 << 30
+MAX_PATH_BYTES = 1024
+MAX_NAME_BYTES = 255
+
+Verdict = Literal["used", "partly used", "inert", "cold", "unknown"]
+Where = Literal["local", "mirror", "seed"]
+
+
+class File(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One stored file. `path` is relative to its domain's directory; `size` (bytes) and `digest` are of the stored
+    bytes, which for a `relocated` file name their own directory by a mark (`cachemgr.domains.relocation`)."""
+
+    path: str
+    size: int
+    digest: Digest
+    mode: int = 0o644
+    mtime_ns: int | None = None
+    """Kept only in domains whose validity depends on it; None everywhere else."""
+    relocated: bool = False
+
+
+class Unit(msgspec.Struct, frozen=True):
+    """What is whole or worthless in a domain; `files` are sorted by path."""
+
+    name: str
+    files: tuple[File, ...]
+
+
+class Layer(msgspec.Struct, frozen=True):
+    """Units of one domain as one deterministic `tar.zst`.
+
+    `digest` and `size` (bytes) are of the compressed object in the store. `tar_digest` and `tar_size` are of the tar
+    inside it, so that the same tree packed by another zstd release is recognised.
+    """
+
+    domain: str
+    digest: Digest
+    size: int
+    tar_digest: Digest
+    tar_size: int
+    units: tuple[Unit, ...]
+
+    def files(self) -> Iterator[File]:
+        """All files in the order in which the tar holds them."""
+        for unit in self.units:
+            yield from unit.files
+
+
+class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a capture was made. For people; never part of an identity."""
+
+    cachemgr: str
+    host: str
+    command: tuple[str, ...] = ()
+    """The command line with secrets replaced."""
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One capture."""
+
+    layout: int
+    key: Key
+    factors: tuple[Factor, ...]
+    needs: Relations
+    engine: str
+    engine_version: str | None
+    model: str
+    device: str
+    created: str
+    """RFC 3339, UTC."""
+    launch: str
+    complete: bool
+    layers: tuple[Layer, ...]
+    provenance: Provenance
+    timings: dict[str, float] = {}
+    """Seconds per phase of the launch that made it."""
+    ranks: tuple[str, ...] = ()
+    entries: tuple[str, ...] = ()
+    """The engine's own names of what is inside (AOT and ten-hex directories)."""
+
+    def layer(self, domain: str) -> Layer | None:
+        """The layer of `domain`, if this capture has one."""
+        return next((layer for layer in self.layers if layer.domain == domain), None)
+
+
+class Launch(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One start of an engine under cachemgr: what `run --report` writes and what the store keeps as a launch record."""
+
+    schema: int
+    launch: str
+    key: Key
+    result: Literal["exact", "near", "none"]
+    artifact: Key | None
+    where: Where | None
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    restored_files: int
+    restored_bytes: int
+    restore_seconds: float
+    present_files: int
+    """Files of the artifact that the live directory had already."""
+    added: dict[str, int]
+    added_after_ready: int
+    phases: dict[str, float]
+    published: Digest | None
+    errors: dict[str, int]
+    started: str
+    exit_code: int
+    engine: str
+    engine_version: str | None
+    model: str
+    device: str
+    host: str
+    differs: tuple[Difference, ...] = ()
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The canonical bytes: what is named, stored and signed."""
+    return msgspec.json.encode(manifest, order="sorted")
+
+
+def encode_launch(launch: Launch) -> bytes:
+    """A launch record as canonical JSON, every field present."""
+    return msgspec.json.encode(msgspec.to_builtins(launch) | {"differs": launch.differs}, order="sorted")
+
+
+def decode_launch(data: bytes) -> Launch:
+    """Read a launch record. Raises CorruptError for anything else."""
+    try:
+        return msgspec.json.decode(data, type=Launch)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CorruptError(f"launch record cannot be read: {error}") from None
+
+
+def decode_manifest(data: bytes, *, name: str) -> Manifest:
+    """Read and check a manifest; `name` says which one in an error.
+
+    Raises:
+        CorruptError: not JSON, not a manifest of layout 1, or a path, mode, size or count that may not be placed.
+    """
+    layout = _layout_of(data, name)
+    if layout != LAYOUT:
+        raise CorruptError(
+            f"capture {name} has layout {layout}, this cachemgr reads layout {LAYOUT}", hint="upgrade cachemgr"
+        )
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CorruptError(f"capture {name} cannot be read: {error}") from None
+    fault = _fault(manifest)
+    if fault is not None:
+        raise CorruptError(f"capture {name} is refused: {fault}")
+    return manifest
+
+
+class _Versioned(msgspec.Struct):
+    layout: int
+
+
+def _layout_of(data: bytes, name: str) -> int:
+    try:
+        return msgspec.json.decode(data, type=_Versioned).layout
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CorruptError(f"capture {name} cannot be read: {error}") from None
+
+
+def _fault(manifest: Manifest) -> str | None:
+    if not is_key(manifest.key):
+        return f"`{manifest.key}` is no key"
+    if len({factor.name for factor in manifest.factors}) != len(manifest.factors):
+        return "a factor is given twice"
+    if derive(manifest.factors) != manifest.key:
+        return "its factors do not make its key"
+    if len({layer.domain for layer in manifest.layers}) != len(manifest.layers):
+        return "a domain has two layers"
+    return next((fault for layer in manifest.layers if (fault := _layer_fault(layer)) is not None), None)
+
+
+def _layer_fault(layer: Layer) -> str | None:
+    if not (digest.is_digest(layer.digest) and digest.is_digest(layer.tar_digest)):
+        return f"layer {layer.domain} has a malformed digest"
+    files = list(layer.files())
+    if len(files) > MAX_FILES:
+        return f"layer {layer.domain} lists {len(files)} files, more than {MAX_FILES}"
+    if layer.size < 0 or not 0 <= layer.tar_size <= MAX_CAPTURE_BYTES:
+        return f"layer {layer.domain} has an impossible size"
+    return _order_fault(layer) or next((fault for file in files if (fault := _file_fault(file)) is not None), None)
+
+
+def _order_fault(layer: Layer) -> str | None:
+    """Sorted and without repetition, also across units; no file where another needs a directory."""
+    names = [unit.name for unit in layer.units]
+    if sorted(set(names)) != names:
+        return f"layer {layer.domain} repeats or misorders its units"
+    seen: set[str] = set()
+    directories: set[str] = set()
+    for unit in layer.units:
+        paths = [file.path for file in unit.files]
+        if not paths or sorted(set(paths)) != paths:
+            return f"unit {unit.name} is empty, or repeats or misorders its files"
+        if not seen.isdisjoint(paths):
+            return f"unit {unit.name} repeats a file of another unit"
+        seen.update(paths)
+        for path in paths:
+            directories.update(_ancestors(path))
+    clash = seen & directories
+    return f"`{min(clash)}` is a file and a directory" if clash else None
+
+
+def _ancestors(path: str) -> Iterator[str]:
+    end = path.rfind("/")
+    while end > 0:
+        yield path[:end]
+        end = path.rfind("/", 0, end)
+
+
+def _file_fault(file: File) -> str | None:
+    if not is_safe_path(file.path):
+        return f"`{file.path[:200]!r}` is not a path that may be placed"
+    if file.mode not in (0o644, 0o755):
+        return f"`{file.path}` has mode {file.mode:o}"
+    if not 0 <= file.size <= MAX_CAPTURE_BYTES:
+        return f"`{file.path}` has an impossible size"
+    if not digest.is_digest(file.digest):
+        return f"`{file.path}` has a malformed digest"
+    return None
+
+
+def is_safe_path(path: str) -> bool:
+    """Whether `path` is relative, plain and stays below the directory that it is relative to."""
+    try:
+        raw = path.encode()
+    except UnicodeEncodeError:
+        return False
+    if not raw or len(raw) > MAX_PATH_BYTES or not path.isprintable() or "\\" in path:
+        return False
+    return all(part not in ("", ".", "..") and len(part.encode()) <= MAX_NAME_BYTES for part in path.split("/"))

@@ -1,0 +1,72 @@
+"""Commands about a command line that has not been started: `lookup` and `env`."""
+
+import os
+import shlex
+from pathlib import Path
+
+import click
+
+from cachemgr.cli import EXIT_CODES, output
+from cachemgr.cli.session import PASS_THROUGH, cache_of, command_argument, settings_of
+from cachemgr.domains import TORCH_PROGRAM
+from cachemgr.factors import Profile, describe
+from cachemgr.key import derive, folder
+from cachemgr.launch import KEY_VARIABLE, store_salt
+from cachemgr.live import live_root, live_target, pins
+from cachemgr.warm import Found, find
+
+
+def _profile(ctx: click.Context, command: tuple[str, ...]) -> Profile:
+    settings = settings_of(ctx)
+    salt = store_salt(cache_of(ctx), writable=False)
+    return describe(command, os.environ, cwd=Path.cwd(), ignored_args=settings.ignore_arg, salt=salt)
+
+
+@click.command(context_settings=PASS_THROUGH, epilog=EXIT_CODES)
+@click.option("--json", "as_json", is_flag=True, help="one JSON document")
+@command_argument
+@click.pass_context
+def lookup(ctx: click.Context, as_json: bool, command: tuple[str, ...]) -> None:
+    """Say whether CMD would start warm here, and what differs if not. Exit code 0 only for an exact artifact."""
+    profile = _profile(ctx, command)
+    key = derive(profile.factors)
+    found = find(cache_of(ctx).store, key, profile.factors, profile.host)
+    if as_json:
+        output.document(
+            result=found.result,
+            key=key,
+            artifact=found.artifact,
+            differs=found.differs,
+            relations=found.relations,
+            where=found.where,
+        )
+    else:
+        _print(found, key)
+    ctx.exit(0 if found.result == "exact" else 1)
+
+
+def _print(found: Found, key: str) -> None:
+    pairs = [("result", found.result), ("key", key)]
+    if found.artifact is not None:
+        pairs.append(("nearest" if found.result == "none" else "artifact", found.artifact))
+    pairs.extend(("differs", output.difference(differs)) for differs in found.differs)
+    pairs.extend(("because", reason) for reason in found.reasons)
+    pairs.extend(("damaged", capture.reason) for capture in found.damaged)
+    output.record(pairs)
+
+
+@click.command(context_settings=PASS_THROUGH, epilog=EXIT_CODES)
+@click.option("--json", "as_json", is_flag=True, help="one JSON document")
+@command_argument
+@click.pass_context
+def env(ctx: click.Context, as_json: bool, command: tuple[str, ...]) -> None:
+    """Print the variables that `cachemgr run -- CMD` would set, as `export` lines for a shell."""
+    profile = _profile(ctx, command)
+    key = derive(profile.factors)
+    own = f"{live_root(os.environ)}/cachemgr/{folder(key)}"
+    pinned = pins([live_target(domain, os.environ, own) for domain in TORCH_PROGRAM])
+    variables = {**profile.constants, **pinned, KEY_VARIABLE: key}
+    if as_json:
+        output.document(key=key, variables=variables)
+    else:
+        output.lines([f"export {name}={shlex.quote(value)}" for name, value in sorted(variables.items())])

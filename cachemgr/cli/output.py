@@ -1,0 +1,155 @@
+"""The only place that formats: tables, sizes, ages and sentences for people, one JSON document for programs.
+
+Data goes to stdout, talk to stderr. Nothing is said by colour alone, and nothing is cut when the output is piped.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
+
+import click
+import msgspec
+
+from cachemgr.key import Difference, Key
+
+Format = Literal["table", "json", "quiet"]
+F = TypeVar("F", bound=Callable[..., None])
+
+SCHEMA = 1
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+_AGES = ((86400 * 365, "y"), (86400, "d"), (3600, "h"), (60, "min"))
+_PIPED_WIDTH = 10_000
+
+
+def listing(function: F) -> F:
+    """The options of everything that lists: `--format`, `--json`, `-q`."""
+    for option in (
+        click.option("-q", "--quiet", is_flag=True, help="names only, one a line"),
+        click.option("--json", "as_json", is_flag=True, help="short for --format json"),
+        click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True),
+    ):
+        function = option(function)
+    return function
+
+
+def chosen(form: str, *, as_json: bool, quiet: bool) -> Format:
+    """Which of the three forms the options of `listing` ask for."""
+    if as_json or form == "json":
+        return "json"
+    return "quiet" if quiet else "table"
+
+
+def document(**content: Any) -> None:
+    """Print one JSON document with its schema number."""
+    data = msgspec.json.encode({"schema": SCHEMA, **content}, order="sorted")
+    click.echo(msgspec.json.format(data, indent=2).decode())
+
+
+def lines(names: Sequence[str]) -> None:
+    """Print names, one a line."""
+    for name in names:
+        click.echo(name)
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = (), flexible: str) -> None:
+    """Print rows under headers. Where a terminal is too narrow, only the `flexible` column is shortened."""
+    from rich.console import Console
+    from rich.table import Table
+
+    grid = Table(box=None, padding=(0, 2, 0, 0), show_edge=False, header_style="bold", pad_edge=False)
+    for header in headers:
+        narrow = header == flexible
+        grid.add_column(
+            header,
+            justify="right" if header in right else "left",
+            no_wrap=True,
+            overflow="ellipsis",
+            min_width=6 if narrow else len(header),
+            ratio=None,
+        )
+    for row in rows:
+        grid.add_row(*(_plain(cell) for cell in row))
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPED_WIDTH
+    Console(width=width, highlight=False, markup=False, emoji=False, soft_wrap=False).print(grid)
+
+
+def _plain(cell: str) -> str:
+    """Control characters in names from elsewhere must not reach a terminal."""
+    return "".join(letter if letter.isprintable() else "�" for letter in cell)
+
+
+def record(pairs: Sequence[tuple[str, str]]) -> None:
+    """Print named values, aligned."""
+    width = max(len(name) for name, _value in pairs)
+    for name, value in pairs:
+        click.echo(f"{name:<{width}}  {_plain(value)}".rstrip())
+
+
+def heading(text: str) -> None:
+    """Print a title above what follows."""
+    click.echo(f"\n{text}")
+
+
+def note(text: str) -> None:
+    """Say something to a person, on stderr."""
+    click.echo(text, err=True)
+
+
+def say(text: str) -> None:
+    """One line of a launch, on stderr."""
+    click.echo(f"cachemgr: {_plain(text)}", err=True)
+
+
+def size(count: int) -> str:
+    """Bytes for people, in powers of 1000."""
+    value = float(count)
+    for unit in _UNITS:
+        if value < 999.5 or unit == _UNITS[-1]:
+            return f"{count} B" if unit == "B" else f"{value:.{1 if value < 99.5 else 0}f} {unit}"
+        value /= 1000
+    raise AssertionError("the last unit takes any size")
+
+
+def seconds(value: float) -> str:
+    """A duration for people."""
+    return f"{value:.2f} s" if value < 10 else f"{value:.1f} s"
+
+
+def age(value: float) -> str:
+    """How long ago, in the largest unit that gives at least 1."""
+    for width, unit in _AGES:
+        if value >= width:
+            return f"{int(value // width)} {unit}"
+    return f"{max(int(value), 0)} s"
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 file`, `2 files`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def short(key: str | Key) -> str:
+    """A key or digest as people read it."""
+    return key.removeprefix("sha256:")[:12]
+
+
+def difference(differs: Difference) -> str:
+    """One differing factor with both values and its role."""
+    return f"{differs.factor} {_value(differs.wanted)}≠{_value(differs.stored)} ({differs.role})"
+
+
+def factor_value(value: str | None) -> str:
+    """A factor's value, also when it could not be read."""
+    return "unknown" if value is None else value
+
+
+def _value(value: str | None) -> str:
+    text = factor_value(value)
+    return text if len(text) <= 40 else text[:37] + "…"
+
+
+def differences(differs: Sequence[Difference], most: int = 2) -> str:
+    """The first differing factors in a sentence."""
+    told = ", ".join(difference(each) for each in differs[:most])
+    return told if len(differs) <= most else f"{told} and {len(differs) - most} more"

@@ -1,0 +1,86 @@
+"""Inductor's cache directory: generated code, host kernels, FX graph and AOTAutograd entries, Triton kernels inside.
+
+Layout: torch 2.13 `_inductor/codecache.py` (names and writes), `_inductor/runtime/autotune_cache.py` (`.best_config`),
+`_inductor/runtime/triton_heuristics.py` (`triton/<device>/`). Everything is looked up by content, so the units of a
+near artifact are safe to offer. Precompiled headers (130 to 154 MB per flag set) and locks stay where they are.
+"""
+
+from collections.abc import Collection
+
+from cachemgr.domains import checks, triton
+from cachemgr.domains.domain import Domain, Relocation
+
+_STAYS = frozenset({"locks", "precompiled_headers", "tmp"})
+_TRITON_DEPTH = 2
+"""`triton/<device>/<kernel directory>`: the kernels start below two levels."""
+
+
+def travels(path: str) -> bool:
+    """Not locks, temporaries (`.<pid>.<tid>.tmp`), precompiled headers or byte-code."""
+    parts = path.split("/")
+    if inner := _inside_triton(parts):
+        return triton.travels(inner)
+    name = parts[-1]
+    return (
+        parts[0] not in _STAYS
+        and "__pycache__" not in parts
+        and not name.startswith((".", "tmp"))
+        and not name.endswith((".lock", ".tmp", ".pyc", ".gch", ".pch"))
+    )
+
+
+def unit_of(path: str) -> str:
+    """A Triton kernel directory, one FX graph or AOTAutograd key, or all files of one generated name."""
+    parts = path.split("/")
+    if inner := _inside_triton(parts):
+        return "/".join([*parts[:_TRITON_DEPTH], triton.unit_of(inner)])
+    if parts[0] == "fxgraph" and len(parts) > 3:
+        return "/".join(parts[:3])
+    if parts[0] == "aotautograd" and len(parts) > 2:
+        return "/".join(parts[:2])
+    return "/".join([*parts[:-1], parts[-1].split(".", 1)[0]])
+
+
+def check_of(path: str) -> checks.Check:
+    """Names that are content hashes are compared; objects must be whole ELF; JSON must parse."""
+    parts = path.split("/")
+    if inner := _inside_triton(parts):
+        return triton.check_of(inner)
+    if parts[0] in ("fxgraph", "aotautograd"):
+        return checks.named_by_content
+    if path.endswith(".py"):
+        return checks.named_python
+    if path.endswith(".so"):
+        return checks.whole_elf
+    if path.endswith((".best_config", ".json")) or parts[0] == "cache":
+        return checks.parsable_json
+    return checks.not_empty
+
+
+def unit_fault(unit: str, paths: Collection[str]) -> str | None:
+    """Only Triton kernels inside depend on each other's presence."""
+    inner = _inside_triton(f"{unit}/x".split("/"))
+    return triton.unit_fault(unit, paths) if inner else None
+
+
+def relocation_of(path: str) -> Relocation | None:
+    """Only Triton's group files name their directory."""
+    inner = _inside_triton(path.split("/"))
+    return triton.relocation_of(inner) if inner else None
+
+
+def _inside_triton(parts: list[str]) -> str:
+    """The path below `triton/<device>/`, or nothing when it does not lie there."""
+    return "/".join(parts[_TRITON_DEPTH:]) if parts[0] == "triton" and len(parts) > _TRITON_DEPTH + 1 else ""
+
+
+INDUCTOR = Domain(
+    "inductor",
+    "TORCHINDUCTOR_CACHE_DIR",
+    travels=travels,
+    unit_of=unit_of,
+    check_of=check_of,
+    unit_fault=unit_fault,
+    relocation_of=relocation_of,
+    content_keyed=True,
+)

@@ -1,0 +1,375 @@
+"""Pack and unpack one layer: a deterministic tar inside zstd, written for any tool and read only against its manifest.
+
+The tar is canonical: members in manifest order, owner 0:0, mode 0644 or 0755, mtime 0 unless the manifest keeps one,
+equal files stored once with hard links after. `tar -xf` and OCI tools open it.
+
+Reading never parses a tar header. The manifest says which files follow in which order and how long each is, so the
+offset of every byte is known beforehand; the digests say whether the bytes are right. A hostile archive therefore has
+no member names, links, devices or lengths for us to be fooled by, and the reader is a third of the cost of `tarfile`.
+"""
+
+import os
+import queue
+import tarfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import BinaryIO, Protocol
+
+import zstandard
+
+from cachemgr import digest
+from cachemgr.capture import File, Layer, Unit
+from cachemgr.digest import Digest
+from cachemgr.errors import CorruptError
+
+BLOCK = 512
+CHUNK = 1 << 20
+WINDOW_LOG = 27
+LEVEL = 10
+_END = b"\0" * (2 * BLOCK)
+_PIECES_IN_FLIGHT = 8
+_USTAR_MAX_SIZE = 8**11
+
+
+class Source(Protocol):
+    """Where the stored bytes of a file come from while a layer is packed."""
+
+    def __call__(self, file: File) -> Iterator[bytes]: ...
+
+
+class ChangedError(Exception):
+    """A file's bytes were not those of its digest when it was packed: it was written to in the meantime."""
+
+    def __init__(self, unit: Unit, file: File) -> None:
+        super().__init__(f"{file.path} changed while it was read")
+        self.unit = unit
+
+
+def links_in(unit: Unit) -> dict[str, str]:
+    """Which members of a unit are stored as a hard link to an earlier one: path to path.
+
+    Equal bytes with equal mode and mtime, in member order. Only inside one unit, so that each unit can be unpacked
+    without its neighbours (across units the compression window does the same). Relocated files are never linked,
+    because they are equal only until they are placed.
+    """
+    first: dict[tuple[Digest, int, int | None], str] = {}
+    links: dict[str, str] = {}
+    for file in unit.files:
+        if file.relocated or file.size == 0:
+            continue
+        original = first.setdefault((file.digest, file.mode, file.mtime_ns), file.path)
+        if original != file.path:
+            links[file.path] = original
+    return links
+
+
+def pack(domain: str, units: Sequence[Unit], source: Source, target: BinaryIO) -> Layer:
+    """Write `units` to `target` as one compressed layer and describe it.
+
+    Bytes are read once here, checked against the digests that the units carry, and hashed and compressed beside the
+    reading. Memory stays below the compression window (128 MiB) plus about 60 MiB.
+
+    Raises:
+        ChangedError: a file is not what its unit says; nothing of `target` may be used.
+    """
+    with _Compressor(target, tar_size(units)) as out:
+        for unit in units:
+            links = links_in(unit)
+            for file in unit.files:
+                out.write(header(file, links.get(file.path)))
+                if file.path not in links:
+                    _copy_in(unit, file, source, out.write)
+        out.write(_END)
+    return Layer(domain, out.digest, out.size, out.tar_digest, out.tar_size, tuple(units))
+
+
+def _copy_in(unit: Unit, file: File, source: Source, write: Callable[[bytes], None]) -> None:
+    running = digest.hasher()
+    size = 0
+    for piece in source(file):
+        running.update(piece)
+        size += len(piece)
+        if size > file.size:
+            raise ChangedError(unit, file)
+        write(piece)
+    if size != file.size or digest.finish(running) != file.digest:
+        raise ChangedError(unit, file)
+    write(b"\0" * padding(file.size))
+
+
+def header(file: File, link: str | None) -> bytes:
+    """The tar header of one member; with a PAX record only where the path is too long for ustar."""
+    member = tarfile.TarInfo(file.path)
+    member.mode = file.mode
+    member.mtime = 0 if file.mtime_ns is None else file.mtime_ns // 1_000_000_000
+    if link is None:
+        member.size = file.size
+    else:
+        member.type, member.linkname = tarfile.LNKTYPE, link
+    return member.tobuf(tarfile.PAX_FORMAT)
+
+
+def header_size(file: File, link: str | None) -> int:
+    """Bytes that `header` takes, from the lengths alone: building it costs more than placing a small file."""
+    records = _pax_record("path", file.path) + _pax_record("linkpath", link or "")
+    if file.size >= _USTAR_MAX_SIZE and link is None:
+        records += _pax_length(len(" size=\n") + len(str(file.size)))
+    return BLOCK if records == 0 else 2 * BLOCK + records + padding(records)
+
+
+def _pax_record(keyword: str, value: str) -> int:
+    """Bytes of one PAX record, or 0 where ustar's 100 ASCII bytes are enough (`tarfile.TarInfo.create_pax_header`)."""
+    if value.isascii() and len(value) <= 100:
+        return 0
+    return _pax_length(len(f" {keyword}=\n") + len(value.encode()))
+
+
+def _pax_length(rest: int) -> int:
+    """A record starts with its own length in digits, those digits included."""
+    digits = 1
+    while len(str(rest + digits)) > digits:
+        digits += 1
+    return rest + digits
+
+
+def tar_size(units: Sequence[Unit]) -> int:
+    """Bytes of the tar that `pack` makes of these units."""
+    size = len(_END)
+    for unit in units:
+        links = links_in(unit)
+        for file in unit.files:
+            link = links.get(file.path)
+            size += header_size(file, link) + (file.size + padding(file.size) if link is None else 0)
+    return size
+
+
+def padding(size: int) -> int:
+    """Zero bytes that follow `size` bytes of content."""
+    return -size % BLOCK
+
+
+class _Compressor:
+    """Compress and hash in a thread of its own: both release the interpreter lock, so reading goes on beside them."""
+
+    def __init__(self, target: BinaryIO, expected: int) -> None:
+        self._target = target
+        self._expected = expected
+        self._pieces: queue.Queue[bytes | None] = queue.Queue(_PIECES_IN_FLIGHT)
+        self._held: list[bytes] = []
+        self._held_size = 0
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="cachemgr-compress", daemon=True)
+        self._outer, self._inner = digest.hasher(), digest.hasher()
+        self.size = self.tar_size = 0
+        self.digest = self.tar_digest = Digest("")
+
+    def __enter__(self) -> "_Compressor":
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._flush()
+        self._pieces.put(None)
+        self._thread.join()
+        self.digest, self.tar_digest = digest.finish(self._outer), digest.finish(self._inner)
+        if self._failure is not None and error is None:
+            raise self._failure
+
+    def write(self, piece: bytes) -> None:
+        self._held.append(piece)
+        self._held_size += len(piece)
+        if self._held_size >= CHUNK:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._pieces.put(b"".join(self._held))
+        self._held, self._held_size = [], 0
+
+    def _run(self) -> None:
+        try:
+            self._compress()
+        except BaseException as error:  # noqa: BLE001 - raised in the caller's thread by __exit__
+            self._failure = error
+            while self._pieces.get() is not None:
+                pass
+
+    def _compress(self) -> None:
+        parameters = zstandard.ZstdCompressionParameters.from_level(
+            LEVEL, source_size=self._expected, window_log=WINDOW_LOG, enable_ldm=True, write_content_size=True
+        )
+        stream = zstandard.ZstdCompressor(compression_params=parameters).compressobj(size=self._expected)
+        while (piece := self._pieces.get()) is not None:
+            self._inner.update(piece)
+            self.tar_size += len(piece)
+            self._emit(stream.compress(piece))
+        self._emit(stream.flush())
+
+    def _emit(self, compressed: bytes) -> None:
+        self._outer.update(compressed)
+        self.size += len(compressed)
+        self._target.write(compressed)
+
+
+class _Pieces:
+    """The bytes of a layer's tar in order, decompressed by a thread that stays a few MiB ahead."""
+
+    def __init__(self, layer: Layer, compressed: BinaryIO) -> None:
+        self._layer = layer
+        self._compressed = compressed
+        self._pieces: queue.Queue[bytes | BaseException | None] = queue.Queue(_PIECES_IN_FLIGHT)
+        self._closed = threading.Event()
+        self._buffer = memoryview(b"")
+        self._thread = threading.Thread(target=self._run, name="cachemgr-decompress", daemon=True)
+        self._thread.start()
+
+    def take(self, size: int) -> memoryview:
+        """The next `size` bytes (at most a few MiB: the caller asks for larger files in parts)."""
+        while len(self._buffer) < size:
+            piece = self._next()
+            if piece is None:
+                raise CorruptError(f"layer {self._layer.digest} ends early")
+            self._buffer = memoryview(b"".join((self._buffer, piece))) if self._buffer else memoryview(piece)
+        taken, self._buffer = self._buffer[:size], self._buffer[size:]
+        return taken
+
+    def skip(self, size: int) -> None:
+        """Pass over `size` bytes."""
+        while size:
+            size -= len(self.take(min(size, CHUNK)))
+
+    def finish(self) -> None:
+        """Check that the layer ends here. Raises CorruptError when it does not."""
+        if bytes(self.take(len(_END))) != _END or self._buffer or self._next() is not None:
+            raise CorruptError(f"layer {self._layer.digest} does not end where its manifest says")
+
+    def close(self) -> None:
+        """Stop the thread, whatever it was doing."""
+        self._closed.set()
+        self._thread.join()
+
+    def _next(self) -> bytes | None:
+        piece = self._pieces.get()
+        if isinstance(piece, BaseException):
+            raise piece
+        return piece
+
+    def _run(self) -> None:
+        try:
+            self._decompress()
+        except zstandard.ZstdError as error:
+            self._put(CorruptError(f"layer {self._layer.digest} cannot be decompressed: {error}"))
+        except BaseException as error:  # noqa: BLE001 - raised in the caller's thread by _next
+            self._put(error)
+
+    def _decompress(self) -> None:
+        """No more than the manifest's size and one byte is ever produced, whatever the frame claims."""
+        decompressor = zstandard.ZstdDecompressor(max_window_size=1 << WINDOW_LOG)
+        reader = decompressor.stream_reader(self._compressed, read_across_frames=False)
+        left = self._layer.tar_size + 1
+        while left > 0 and not self._closed.is_set() and (piece := reader.read(min(CHUNK, left))):
+            left -= len(piece)
+            self._put(piece)
+        self._put(None)
+
+    def _put(self, piece: bytes | BaseException | None) -> None:
+        while not self._closed.is_set():
+            with suppress(queue.Full):
+                self._pieces.put(piece, timeout=0.1)
+                return
+
+
+class Placer(Protocol):
+    """Where unpacked files go."""
+
+    def whole(self, file: File, data: memoryview) -> None:
+        """A small file, already verified."""
+
+    def parts(self, file: File, parts: Iterator[memoryview]) -> None:
+        """A large file in order; the iterator raises CorruptError at its end when the bytes were wrong."""
+
+    def link(self, file: File, original: str) -> None:
+        """A file with the bytes of one of the same unit that was handed over before."""
+
+
+def unpack(layer: Layer, compressed: BinaryIO, wanted: Callable[[Unit], bool], placer: Placer) -> None:
+    """Hand every file of the wanted units to `placer`, verified, in tar order.
+
+    The compressed bytes are checked first, so that no byte of a swapped layer reaches the decompressor; what comes out
+    is checked file by file. The caller must not publish what was placed unless this returns.
+
+    Raises:
+        CorruptError: the layer is torn, longer than its manifest, or has other bytes.
+    """
+    _check_digest(layer, compressed)
+    pieces = _Pieces(layer, compressed)
+    try:
+        for unit in layer.units:
+            links = links_in(unit)
+            wants = wanted(unit)
+            for file in unit.files:
+                link = links.get(file.path)
+                pieces.skip(header_size(file, link))
+                if link is None:
+                    _unpack_file(pieces, file, placer if wants else None)
+                elif wants:
+                    placer.link(file, link)
+        pieces.finish()
+    finally:
+        pieces.close()
+
+
+def _check_digest(layer: Layer, compressed: BinaryIO) -> None:
+    running = digest.hasher()
+    while piece := compressed.read(CHUNK):
+        running.update(piece)
+    if digest.finish(running) != layer.digest:
+        raise CorruptError(f"layer {layer.digest} has other bytes than its name says")
+    compressed.seek(0)
+
+
+def _unpack_file(pieces: _Pieces, file: File, placer: Placer | None) -> None:
+    if placer is None:
+        pieces.skip(file.size)
+    elif file.size <= CHUNK:
+        data = pieces.take(file.size)
+        _expect(digest.of_bytes(data), file)
+        placer.whole(file, data)
+    else:
+        placer.parts(file, _verified_parts(pieces, file))
+    pieces.skip(padding(file.size))
+
+
+def _verified_parts(pieces: _Pieces, file: File) -> Iterator[memoryview]:
+    running = digest.hasher()
+    left = file.size
+    while left:
+        part = pieces.take(min(left, CHUNK))
+        running.update(part)
+        left -= len(part)
+        yield part
+    _expect(digest.finish(running), file)
+
+
+def _expect(found: Digest, file: File) -> None:
+    if found != file.digest:
+        raise CorruptError(f"`{file.path}` has other bytes than its manifest says")
+
+
+def read_file(path: str, directory: int | None = None) -> Iterator[bytes]:
+    """The bytes of a live file in pieces, without moving its access time where the kernel allows it."""
+    descriptor = open_quietly(path, directory)
+    try:
+        while piece := os.read(descriptor, CHUNK):
+            yield piece
+    finally:
+        os.close(descriptor)
+
+
+def open_quietly(path: str, directory: int | None = None) -> int:
+    """Open a file for reading, never through a symbolic link, without touching its access time if we own it."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        return os.open(path, flags | os.O_NOATIME, dir_fd=directory)
+    except PermissionError:
+        return os.open(path, flags, dir_fd=directory)

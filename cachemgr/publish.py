@@ -1,0 +1,295 @@
+"""The publish journey: capture what a launch used or made, and commit it to the store.
+
+Only units that pass their domain's self-check, that did not change while they were read, and that no usable capture of
+the key has. Nothing is replaced. Bytes that were read last time and did not change are not read again, and a tree that
+is stored already is recognised by its units alone.
+"""
+
+import os
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from cachemgr import digest, layer
+from cachemgr.capture import LAYOUT, File, Layer, Manifest, Unit
+from cachemgr.digest import Digest
+from cachemgr.domains import Domain
+from cachemgr.domains.checks import Content
+from cachemgr.domains.relocation import CannotTravelError
+from cachemgr.errors import StoreError
+from cachemgr.key import Key
+from cachemgr.observe import Seen, Snapshot
+from cachemgr.statcache import StatCache
+from cachemgr.store import Store
+from cachemgr.store.captures import Capture, captures, commit, has_layers
+
+_HEAD_BYTES = 16 << 20
+"""Files up to this size are checked whole; of larger ones only the beginning is held in memory."""
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """A unit that was left out, and why."""
+
+    domain: str
+    unit: str
+    reason: str
+
+
+class Tree(msgspec.Struct, frozen=True):
+    """One domain's live directory as a launch left it, and which of its files count as used or made."""
+
+    domain: Domain
+    directory: str
+    seen: Snapshot
+    touched: frozenset[str]
+    """Files that this launch read or made; a unit is captured when one of its files is among them."""
+
+
+class Published(msgspec.Struct, frozen=True):
+    """What a publish did."""
+
+    capture: Digest | None
+    files: int
+    bytes: int
+    stored_bytes: int
+    """Bytes of the layers that were packed."""
+    refused: tuple[Refused, ...]
+    reason: str
+    """Why there is no capture, or nothing."""
+
+
+def publish(
+    store: Store,
+    draft: Manifest,
+    trees: Sequence[Tree],
+    cache: StatCache,
+    *,
+    near: Sequence[Capture],
+    now_ns: int,
+) -> Published:
+    """Commit what `trees` hold that no complete capture of the key has.
+
+    Args:
+        draft: the manifest without layers and entries.
+        cache: what unchanged files were last time; updated.
+        near: captures of another key whose layers may be the same.
+        now_ns: the time, for the stat cache and the grace of layers.
+
+    Raises:
+        StoreError: the store could not be written; nothing is visible then.
+    """
+    have = _stored_units(store, draft.key)
+    refused: list[Refused] = []
+    wanted = [(tree, _new_units(tree, have[tree.domain.name], cache, refused, now_ns=now_ns)) for tree in trees]
+    packed = _Packed(store, near)
+    try:
+        for tree, units in wanted:
+            packed.add(tree, units, refused)
+        if not packed.layers:
+            return Published(None, 0, 0, 0, tuple(refused), "nothing new to capture")
+        manifest = msgspec.structs.replace(
+            draft, layout=LAYOUT, layers=tuple(packed.layers), entries=_entries(packed.layers, trees)
+        )
+        capture = commit(store, manifest, packed.paths, now=now_ns / 1e9)
+    finally:
+        packed.discard()
+    files = [file for packed_layer in packed.layers for file in packed_layer.files()]
+    stored = sum(packed_layer.size for packed_layer in packed.layers if packed_layer.digest in packed.paths)
+    return Published(capture, len(files), sum(file.size for file in files), stored, tuple(refused), "")
+
+
+def _stored_units(store: Store, key: Key) -> dict[str, dict[str, list[set[str]]]]:
+    """Per domain and unit, the sets of paths that complete captures of the key have. A capture that lost a layer does
+    not count: what it had is published again."""
+    have: dict[str, dict[str, list[set[str]]]] = defaultdict(lambda: defaultdict(list))
+    for capture in captures(store, key, []):
+        if capture.manifest.complete and has_layers(store, capture):
+            for stored in capture.manifest.layers:
+                for unit in stored.units:
+                    have[stored.domain][unit.name].append({file.path for file in unit.files})
+    return have
+
+
+def _new_units(
+    tree: Tree, have: Mapping[str, list[set[str]]], cache: StatCache, refused: list[Refused], *, now_ns: int
+) -> list[Unit]:
+    members: dict[str, list[str]] = defaultdict(list)
+    for path in tree.seen:
+        members[tree.domain.unit_of(path)].append(path)
+    found = []
+    for name in sorted(members):
+        paths = sorted(members[name])
+        if tree.touched.isdisjoint(paths) or any(stored.issuperset(paths) for stored in have.get(name, ())):
+            continue
+        try:
+            found.append(_unit(tree, name, paths, cache, now_ns=now_ns))
+        except _UnfitError as fault:
+            refused.append(Refused(tree.domain.name, name, str(fault)))
+    return found
+
+
+class _UnfitError(Exception):
+    """A unit that cannot be captured. `str()` is the reason."""
+
+
+def _unit(tree: Tree, name: str, paths: Sequence[str], cache: StatCache, *, now_ns: int) -> Unit:
+    fault = tree.domain.unit_fault(name, paths)
+    if fault is not None:
+        raise _UnfitError(fault)
+    siblings = _siblings(paths)
+    return Unit(name, tuple(_file(tree, path, siblings, cache, now_ns=now_ns) for path in paths))
+
+
+def _siblings(paths: Sequence[str]) -> dict[str, set[str]]:
+    """Per directory, the names in it: files, and directories that hold some."""
+    names: dict[str, set[str]] = defaultdict(set)
+    for path in paths:
+        rest = path
+        while rest:
+            parent, _slash, name = rest.rpartition("/")
+            names[parent].add(name)
+            rest = parent
+    return names
+
+
+def _file(tree: Tree, path: str, siblings: Mapping[str, set[str]], cache: StatCache, *, now_ns: int) -> File:
+    """The stored form of a live file, from the stat cache or by reading, checking and hashing it."""
+    live, seen = f"{tree.directory}/{path}", tree.seen[path]
+    known = cache.get(live, seen)
+    if known is not None:
+        return msgspec.structs.replace(known, path=path)
+    head, found, mode = _read(live, path, seen)
+    fault = tree.domain.check_of(path)(Content(path.rsplit("/", 1)[-1], head, seen.size))
+    if fault is not None:
+        raise _UnfitError(f"`{path}` {fault}")
+    file = File(path, seen.size, found, mode, seen.mtime_ns if tree.domain.keeps_mtimes else None)
+    relocation = tree.domain.relocation_of(path)
+    if relocation is not None:
+        stored = _detached(relocation.detach, path, head, siblings)
+        file = msgspec.structs.replace(file, size=len(stored), digest=digest.of_bytes(stored), relocated=True)
+    cache.put(live, seen, file, now_ns=now_ns)
+    return file
+
+
+def _detached(
+    detach: Callable[[bytes, set[str]], bytes], path: str, data: bytes, siblings: Mapping[str, set[str]]
+) -> bytes:
+    try:
+        return detach(data, siblings[path.rpartition("/")[0]])
+    except CannotTravelError as fault:
+        raise _UnfitError(f"`{path}` {fault}") from None
+
+
+def _read(live: str, path: str, seen: Seen) -> tuple[bytes, Digest, int]:
+    """The beginning (or all) of a file, the digest of all of it, and the mode it is stored with."""
+    try:
+        descriptor = layer.open_quietly(live)
+    except OSError as error:
+        raise _UnfitError(f"`{path}` cannot be read: {error.strerror}") from None
+    try:
+        stat = os.fstat(descriptor)
+        head = _read_up_to(descriptor, _HEAD_BYTES)
+        running = digest.hasher()
+        running.update(head)
+        while piece := os.read(descriptor, layer.CHUNK):
+            running.update(piece)
+        after = os.fstat(descriptor)
+    except OSError as error:
+        raise _UnfitError(f"`{path}` cannot be read: {error.strerror}") from None
+    finally:
+        os.close(descriptor)
+    if stat.st_uid != os.geteuid():
+        raise _UnfitError(f"`{path}` belongs to user {stat.st_uid}")
+    if not all((now.st_size, now.st_mtime_ns, now.st_ino) == seen[:3] for now in (stat, after)):
+        raise _UnfitError(f"`{path}` changed while it was read")
+    return head, digest.finish(running), 0o755 if stat.st_mode & 0o100 else 0o644
+
+
+def _read_up_to(descriptor: int, limit: int) -> bytes:
+    data = os.read(descriptor, limit)
+    while len(data) < limit and (piece := os.read(descriptor, limit - len(data))):
+        data += piece
+    return data
+
+
+class _Packed:
+    """Layers packed into the store's scratch directory until they are committed."""
+
+    def __init__(self, store: Store, near: Sequence[Capture]) -> None:
+        self._store = store
+        self._known = {
+            (known.domain, known.units): known
+            for capture in near
+            if has_layers(store, capture)
+            for known in capture.manifest.layers
+        }
+        self.layers: list[Layer] = []
+        self.paths: dict[Digest, Path] = {}
+
+    def add(self, tree: Tree, units: Sequence[Unit], refused: list[Refused]) -> None:
+        """Pack the units of one domain, or find the layer that has exactly these."""
+        remaining = list(units)
+        while remaining:
+            known = self._known.get((tree.domain.name, tuple(remaining)))
+            if known is not None:
+                self.layers.append(known)
+                return
+            try:
+                self._pack(tree, remaining)
+            except layer.ChangedError as fault:
+                refused.append(Refused(tree.domain.name, fault.unit.name, str(fault)))
+                remaining.remove(fault.unit)
+            else:
+                return
+
+    def _pack(self, tree: Tree, units: Sequence[Unit]) -> None:
+        path = self._store.scratch() / uuid.uuid4().hex
+        try:
+            with path.open("xb") as target:
+                packed = layer.pack(tree.domain.name, units, _Source(tree, units), target)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise StoreError(f"cannot write a layer to {self._store}: {error.strerror or error}") from None
+        except layer.ChangedError:
+            path.unlink()
+            raise
+        self.layers.append(packed)
+        self.paths[packed.digest] = path
+
+    def discard(self) -> None:
+        """Remove what `commit` did not take."""
+        for path in self.paths.values():
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+
+
+class _Source:
+    """Stored bytes of live files, detached where they are relocated."""
+
+    def __init__(self, tree: Tree, units: Sequence[Unit]) -> None:
+        self._tree = tree
+        self._units = {file.path: unit for unit in units for file in unit.files}
+
+    def __call__(self, file: File) -> Iterator[bytes]:
+        try:
+            yield from self._bytes(file)
+        except (OSError, CannotTravelError):
+            raise layer.ChangedError(self._units[file.path], file) from None
+
+    def _bytes(self, file: File) -> Iterator[bytes]:
+        live = f"{self._tree.directory}/{file.path}"
+        relocation = self._tree.domain.relocation_of(file.path) if file.relocated else None
+        if relocation is None:
+            return layer.read_file(live)
+        siblings = _siblings([member.path for member in self._units[file.path].files])
+        return iter((relocation.detach(b"".join(layer.read_file(live)), siblings[file.path.rpartition("/")[0]]),))
+
+
+def _entries(packed: Sequence[Layer], trees: Sequence[Tree]) -> tuple[str, ...]:
+    domains = {tree.domain.name: tree.domain for tree in trees}
+    names = {domains[made.domain].entry_of(unit.name) for made in packed for unit in made.units}
+    return tuple(sorted(name for name in names if name is not None))

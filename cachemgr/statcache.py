@@ -1,0 +1,71 @@
+"""The stat cache: what a file was when it was last read, so that unchanged files are not read again.
+
+A file counts as unchanged when its size, modification time and inode are those of last time. A file that changed within
+two seconds before it was read is not remembered, because a second change inside the clock's granularity would not show.
+"""
+
+import os
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from cachemgr.capture import File
+from cachemgr.observe import Seen
+
+_RACY_NS = 2_000_000_000
+
+
+class _Entry(msgspec.Struct, frozen=True, array_like=True):
+    size: int
+    mtime_ns: int
+    inode: int
+    file: File
+
+
+class StatCache:
+    """Stored forms of live files, by absolute path. A missing or torn cache is an empty one."""
+
+    def __init__(self, entries: dict[str, _Entry]) -> None:
+        self._entries = entries
+        self.changed = False
+
+    @classmethod
+    def load(cls, path: Path) -> "StatCache":
+        """Read the cache file `path`."""
+        try:
+            return cls(msgspec.msgpack.decode(path.read_bytes(), type=dict[str, _Entry]))
+        except (OSError, msgspec.MsgspecError, ValueError):
+            return cls({})
+
+    def save(self, path: Path) -> None:
+        """Write the cache where it changed; it only saves work, so a failure to write it is no failure."""
+        if not self.changed:
+            return
+        aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            aside.write_bytes(msgspec.msgpack.encode(self._entries))
+            aside.rename(path)
+
+    def get(self, path: str, seen: Seen) -> File | None:
+        """The stored form of the file at `path`, if it is the file that was remembered."""
+        entry = self._entries.get(path)
+        if entry is None or (entry.size, entry.mtime_ns, entry.inode) != seen[:3]:
+            return None
+        return entry.file
+
+    def put(self, path: str, seen: Seen, file: File, *, now_ns: int) -> None:
+        """Remember the stored form of a file that was `seen` before and after it was read."""
+        if now_ns - seen.mtime_ns < _RACY_NS:
+            return
+        self._entries[path] = _Entry(*seen[:3], file)
+        self.changed = True
+
+    def keep_existing(self) -> None:
+        """Forget files that are gone."""
+        gone = [path for path in self._entries if not os.path.lexists(path)]
+        for path in gone:
+            del self._entries[path]
+        self.changed = self.changed or bool(gone)

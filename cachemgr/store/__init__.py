@@ -1,0 +1,57 @@
+"""Stores: where captures live. A narrow interface over named, immutable objects, the same for a directory and a bucket.
+
+`Store` is what every implementation offers and what `tests/store_contract.py` holds it to. What the objects *mean*
+(layers, manifests, hints, records; their order of writes) is `cachemgr.store.captures`, written once above it.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+import msgspec
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One object in a listing: size in bytes, modification time in seconds since the epoch."""
+
+    name: str
+    size: int
+    modified: float
+
+
+class Store(Protocol):
+    """Named objects. Names are relative paths with `/`; objects appear whole or not at all.
+
+    Every method raises StoreError when the store itself fails (permissions, a full disk, a network), and never reports
+    such a failure as an absent object.
+    """
+
+    def read(self, name: str, *, limit: int) -> bytes:
+        """The bytes of an object. Raises NotFoundError, or CorruptError when it has more than `limit` bytes."""
+
+    def has(self, name: str) -> bool:
+        """Whether an object is there."""
+
+    def open(self, name: str) -> BinaryIO:
+        """A reader of an object; the caller closes it. Raises NotFoundError."""
+
+    def put(self, name: str, data: bytes) -> bool:
+        """Create an object, durable when this returns; an existing one is left alone. Whether it was created."""
+
+    def put_file(self, name: str, path: Path) -> bool:
+        """Like `put`, taking the bytes of the file `path`, which may be moved and must not be used afterwards."""
+
+    def refresh(self, name: str) -> bool:
+        """Make an object look new to a prune's grace time. Whether the object exists."""
+
+    def delete(self, name: str) -> bool:
+        """Remove an object. Whether it existed."""
+
+    def scan(self, prefix: str) -> Iterator[Entry]:
+        """All objects below the directory `prefix` (with its trailing `/`), in no order; vanishing ones are skipped."""
+
+    def scratch(self) -> Path:
+        """A directory on this host for files that `put_file` will take; created when needed."""
+
+    def __str__(self) -> str:
+        """How a person names this store: a path or a URL."""

@@ -1,0 +1,197 @@
+"""What the objects of a store mean: captures with their layers, hints and launch records, in one order of writes.
+
+Layers first, then the manifest, then hints: the manifest is the commit point, and a crash anywhere leaves only bytes
+that nothing refers to. Deleting runs backwards. Reading trusts nothing: a manifest must have the digest that its name
+says, and the key of the artifact that it lies in.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import zstandard
+
+from cachemgr import digest
+from cachemgr.capture import MAX_MANIFEST_BYTES, Launch, Manifest, decode_launch, decode_manifest, encode_launch
+from cachemgr.capture import encode_manifest as encode
+from cachemgr.digest import Digest
+from cachemgr.errors import CorruptError, NotFoundError
+from cachemgr.key import Key, from_folder
+from cachemgr.store import Entry, Store, layout
+
+GRACE_SECONDS = 24 * 3600.0
+"""How long an unreferenced layer is left alone: a publisher may be about to refer to it."""
+
+_LAUNCH_LIMIT = 4 << 20
+
+
+class Capture(msgspec.Struct, frozen=True):
+    """A manifest and the digest that names it."""
+
+    digest: Digest
+    manifest: Manifest
+    stored: int
+    """Bytes of the compressed manifest in the store."""
+
+
+class Damaged(msgspec.Struct, frozen=True):
+    """A capture that is there and cannot be used."""
+
+    key: Key
+    name: str
+    reason: str
+
+
+def keys(store: Store) -> Iterator[Key]:
+    """The keys of all artifacts, each once."""
+    seen: set[Key] = set()
+    for entry in store.scan(layout.ARTIFACTS):
+        key = from_folder(entry.name.split("/")[1])
+        if key is not None and key not in seen:
+            seen.add(key)
+            yield key
+
+
+def captures(store: Store, key: Key, damaged: list[Damaged]) -> tuple[Capture, ...]:
+    """The readable captures of a key, oldest first. What cannot be used is appended to `damaged`."""
+    found = []
+    for entry in store.scan(layout.artifact_prefix(key)):
+        if not entry.name.endswith(layout.MANIFEST_SUFFIX):
+            continue
+        try:
+            found.append(_load(store, key, entry))
+        except NotFoundError:
+            continue
+        except CorruptError as error:
+            damaged.append(Damaged(key, entry.name, str(error)))
+    return tuple(sorted(found, key=lambda capture: (capture.manifest.created, capture.digest)))
+
+
+def _load(store: Store, key: Key, entry: Entry) -> Capture:
+    name = entry.name.rsplit("/", 1)[-1].removesuffix(layout.MANIFEST_SUFFIX)
+    short = name[:12]
+    data = _inflate(store.read(entry.name, limit=MAX_MANIFEST_BYTES), short)
+    capture = digest.from_hex(name)
+    if capture is None or digest.of_bytes(data) != capture:
+        raise CorruptError(f"capture {short} has other bytes than its name says")
+    manifest = decode_manifest(data, name=short)
+    if manifest.key != key:
+        raise CorruptError(f"capture {short} belongs to {manifest.key} and lies under {key}")
+    return Capture(capture, manifest, entry.size)
+
+
+def has_layers(store: Store, capture: Capture) -> bool:
+    """Whether every layer of a capture is there."""
+    return all(store.has(layout.layer_name(layer.digest)) for layer in capture.manifest.layers)
+
+
+def _inflate(data: bytes, name: str) -> bytes:
+    """Bounded: no frame makes us allocate more than a manifest may have."""
+    try:
+        size = zstandard.get_frame_parameters(data).content_size
+        if size > MAX_MANIFEST_BYTES:
+            raise CorruptError(f"capture {name} claims to be larger than a manifest may be")
+        return zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise CorruptError(f"capture {name} cannot be decompressed: {error}") from None
+
+
+def commit(store: Store, manifest: Manifest, layers: Mapping[Digest, Path], *, now: float) -> Digest:
+    """Publish a capture whose packed layers lie in the store's scratch directory.
+
+    A layer that is there already is not written again; one that is older than half the grace time is refreshed, so that
+    a prune which listed before this does not take it away.
+
+    Raises:
+        StoreError: something could not be written. Then the capture is not visible.
+    """
+    layout.ensure_layout(store)
+    for name, path in layers.items():
+        if not store.put_file(layout.layer_name(name), path):
+            _keep(store, name, now)
+    data = encode(manifest)
+    capture = digest.of_bytes(data)
+    packed = zstandard.ZstdCompressor(level=10, write_content_size=True).compress(data)
+    store.put(layout.manifest_name(manifest.key, capture), packed)
+    for entry in manifest.entries:
+        store.put(layout.entry_name(entry, manifest.key), b"")
+    return capture
+
+
+def _keep(store: Store, name: Digest, now: float) -> None:
+    target = layout.layer_name(name)
+    ages = (now - entry.modified for entry in store.scan(target.rsplit("/", 1)[0] + "/") if entry.name == target)
+    if next(ages, 0.0) > GRACE_SECONDS / 2:
+        store.refresh(target)
+
+
+class Removal(msgspec.Struct, frozen=True):
+    """What removing artifacts takes away, as a plan: names in the order in which they go."""
+
+    keys: tuple[Key, ...]
+    hints: tuple[str, ...]
+    manifests: tuple[str, ...]
+    layers: tuple[str, ...]
+    freed: int
+    """Bytes that go with the plan."""
+    later: int
+    """Bytes of layers that nothing refers to any more, and that are too young to be removed safely."""
+
+
+def plan_removal(store: Store, wanted: Iterable[Key], *, now: float, grace: float = GRACE_SECONDS) -> Removal:
+    """What has to go so that the artifacts `wanted` are gone, and nothing else is hurt."""
+    goners = tuple(sorted(set(wanted)))
+    hints: list[str] = []
+    manifests: list[str] = []
+    freed = 0
+    for key in goners:
+        for capture in captures(store, key, []):
+            hints.extend(layout.entry_name(entry, key) for entry in capture.manifest.entries)
+        for entry in store.scan(layout.artifact_prefix(key)):
+            manifests.append(entry.name)
+            freed += entry.size
+    kept = {layout.layer_name(layer) for layer in referenced(store, without=set(goners))}
+    loose = [entry for entry in store.scan(layout.LAYERS) if entry.name not in kept]
+    old = [entry for entry in loose if now - entry.modified >= grace]
+    freed += sum(entry.size for entry in old)
+    later = sum(entry.size for entry in loose) - sum(entry.size for entry in old)
+    names = tuple(sorted(entry.name for entry in old))
+    return Removal(goners, tuple(sorted(set(hints))), tuple(sorted(manifests)), names, freed, later)
+
+
+def referenced(store: Store, *, without: set[Key]) -> set[Digest]:
+    """The layers that readable captures refer to, leaving out the artifacts `without`.
+
+    Raises:
+        CorruptError: a capture cannot be read, so that nobody knows what it refers to; nothing may be removed.
+    """
+    found: set[Digest] = set()
+    for key in keys(store):
+        if key in without:
+            continue
+        damaged: list[Damaged] = []
+        for capture in captures(store, key, damaged):
+            found.update(layer.digest for layer in capture.manifest.layers)
+        if damaged:
+            raise CorruptError(f"{damaged[0].reason}; layers that it needs are unknown", hint=f"cachemgr rm {key}")
+    return found
+
+
+def remove(store: Store, plan: Removal) -> None:
+    """Carry out a plan: hints, manifests, layers. A crash in between leaves no manifest without its layers."""
+    for name in (*plan.hints, *plan.manifests, *plan.layers):
+        store.delete(name)
+
+
+def record(store: Store, launch: Launch) -> None:
+    """Keep a launch record."""
+    store.put(layout.launch_name(launch.started[:10], launch.launch), encode_launch(launch))
+
+
+def launches(store: Store) -> Iterator[Launch]:
+    """All readable launch records, in no order."""
+    for entry in store.scan(layout.LAUNCHES):
+        # A record is a statistic: a torn or vanished one must not hide the others.
+        with suppress(CorruptError, NotFoundError):
+            yield decode_launch(store.read(entry.name, limit=_LAUNCH_LIMIT))
