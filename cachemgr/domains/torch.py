@@ -1,8 +1,9 @@
 """Inductor's cache directory: generated code, host kernels, FX graph and AOTAutograd entries, Triton kernels inside.
 
 Layout: torch 2.13 `_inductor/codecache.py` (names and writes), `_inductor/runtime/autotune_cache.py` (`.best_config`),
-`_inductor/runtime/triton_heuristics.py` (`triton/<device>/`). Everything is looked up by content, so the units of a
-near artifact are safe to offer. Precompiled headers (130 to 154 MB per flag set) and locks stay where they are.
+`_inductor/runtime/triton_heuristics.py` (`triton/<device>/`). Everything is looked up by a hash of graph, configuration
+and compiler command line; what a compiler reads behind that command line (`CPATH`, say) is blind, so these trees do not
+cross a blind difference. Precompiled headers (130 to 154 MB per flag set) and locks stay where they are.
 """
 
 from collections.abc import Collection
@@ -82,5 +83,5 @@ INDUCTOR = Domain(
     check_of=check_of,
     unit_fault=unit_fault,
     relocation_of=relocation_of,
-    content_keyed=True,
+    content_keyed=False,
 )

@@ -1,0 +1,149 @@
+"""Commands that only prepare something and then become another command: `env A=1 nice python x.py`.
+
+Looked through only where every word is understood; anything else is left as it is, and its Python is then found
+elsewhere. The words are those of GNU coreutils 9, util-linux 2.40, numactl 2.0 and GNU time 1.9 (their `--help`).
+"""
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+_PLACES = frozenset({"taskset", "numactl"})
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+
+
+class Command(msgspec.Struct, frozen=True):
+    """A command behind its wrappers."""
+
+    placement: tuple[str, ...]
+    """The wrappers that decide about CPUs; in front of another command they give it the same ones. The others are
+    left out: `time -o FILE` writes, `timeout` would count."""
+    argv: tuple[str, ...]
+    environ: dict[str, str]
+    """The variables that the inner command sees."""
+
+
+class _Wrapper(msgspec.Struct, frozen=True):
+    flags: frozenset[str] = frozenset()
+    valued: frozenset[str] = frozenset()
+    operands: int = 0
+    """How many words of its own stand between its options and the command."""
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_WRAPPERS: dict[str, _Wrapper] = {
+    "nohup": _Wrapper(),
+    "nice": _Wrapper(valued=_words("-n --adjustment")),
+    "timeout": _Wrapper(
+        flags=_words("--preserve-status --foreground -v --verbose -f -p"),
+        valued=_words("-k --kill-after -s --signal"),
+        operands=1,
+    ),
+    "time": _Wrapper(
+        flags=_words("-p --portability -v --verbose -q --quiet -a --append"), valued=_words("-f --format -o --output")
+    ),
+    "stdbuf": _Wrapper(valued=_words("-i --input -o --output -e --error")),
+    "setsid": _Wrapper(flags=_words("-c --ctty -f --fork -w --wait")),
+    "numactl": _Wrapper(
+        flags=_words("-l --localalloc -a --all -b --balancing"),
+        valued=_words("-N --cpunodebind -m --membind -C --physcpubind -i --interleave -p --preferred"),
+    ),
+    # `-p` asks about a running process, so taskset with it is no wrapper.
+    "taskset": _Wrapper(flags=_words("-a --all-tasks"), valued=_words("-c --cpu-list"), operands=1),
+}
+
+
+def unwrap(argv: Sequence[str], environ: Mapping[str, str]) -> Command:
+    """`argv` without the wrappers in front of it."""
+    command = Command((), tuple(argv), dict(environ))
+    while (inner := _step(command)) is not None:
+        command = inner
+    return command
+
+
+def _step(command: Command) -> Command | None:
+    if len(command.argv) < 2:
+        return None
+    name = os.path.basename(command.argv[0])
+    if name == "env":
+        return _through_env(command)
+    if name not in _WRAPPERS:
+        return None
+    skipped = _own_words(_WRAPPERS[name], command.argv)
+    return None if skipped is None else _inner(command, skipped, command.environ)
+
+
+def _inner(command: Command, skipped: int, environ: dict[str, str]) -> Command | None:
+    if skipped >= len(command.argv):
+        return None
+    words, argv = command.argv[:skipped], command.argv[skipped:]
+    places = os.path.basename(words[0]) in _PLACES
+    return Command(command.placement + words if places else command.placement, argv, environ)
+
+
+def _own_words(wrapper: _Wrapper, argv: tuple[str, ...]) -> int | None:
+    """How many words of `argv` belong to its wrapper, or None when one of them is not understood."""
+    at, operands = 1, wrapper.operands
+    while at < len(argv) and argv[at].startswith("-") and argv[at] != "-":
+        word = argv[at]
+        at += 1
+        if word == "--":
+            break
+        if word in wrapper.valued:
+            at += 1
+            # `taskset -c 0-3 cmd`: the list is the operand.
+            operands -= word in {"-c", "--cpu-list"}
+        elif word not in wrapper.flags and not _joined(word, wrapper):
+            return None
+    return at + operands
+
+
+def _joined(word: str, wrapper: _Wrapper) -> bool:
+    """Whether `word` is an option together with its value: `--signal=KILL`, `-n10`, `-oL`, `nice -10`."""
+    if word.startswith("--"):
+        return word.partition("=")[0] in wrapper.valued and "=" in word
+    return word[:2] in wrapper.valued or ("--adjustment" in wrapper.valued and word[1:].lstrip("+-").isdigit())
+
+
+def _through_env(command: Command) -> Command | None:
+    environ, argv, at = dict(command.environ), command.argv, 1
+    while at < len(argv) and argv[at].startswith("-"):
+        word = argv[at]
+        at += 1
+        if word in {"-i", "-", "--ignore-environment"}:
+            environ.clear()
+        elif word in {"-u", "--unset"} and at < len(argv):
+            environ.pop(argv[at], None)
+            at += 1
+        elif word.startswith("--unset="):
+            environ.pop(word.partition("=")[2], None)
+        elif word == "--":
+            break
+        else:
+            return _split_env(command, at, environ)
+    while at < len(argv) and (assignment := _ASSIGNMENT.fullmatch(argv[at])) is not None:
+        environ[assignment[1]] = assignment[2]
+        at += 1
+    return _inner(command, at, environ)
+
+
+def _split_env(command: Command, at: int, environ: dict[str, str]) -> Command | None:
+    """`env -S 'A=1 python -u' x.py`, the only other option that leaves a command readable (`-C` moves it)."""
+    word = command.argv[at - 1]
+    if word in {"-S", "--split-string"} and at < len(command.argv):
+        text, at = command.argv[at], at + 1
+    elif word.startswith(("-S", "--split-string=")):
+        text = word.removeprefix("--split-string=").removeprefix("-S")
+    else:
+        return None
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError:
+        return None
+    return Command(command.placement, ("env", *words, *command.argv[at:]), environ)
