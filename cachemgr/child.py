@@ -1,15 +1,20 @@
-"""Start a command as a child, pass signals on to it, and report how it ended.
+"""The processes of a command: find its file, ask short questions, start it and pass signals on to it.
+
+A question is bounded in time, cannot read our terminal, and an answer that does not come is no answer.
 
 The child inherits standard streams, working directory and process group, so that a terminal stays a terminal and
 Ctrl-C reaches it from the kernel. Only signals that a process sent to *us* are forwarded; those of the terminal have
 reached the child already, and a second one would make many servers quit at once.
 """
 
+import contextlib
 import errno
 import os
-import shutil
 import signal
+import stat
+import subprocess
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -37,20 +42,67 @@ class Ended(msgspec.Struct, frozen=True):
     signal: int | None
 
 
-def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> str:
-    """The file that `argv[0]` names in the child's PATH.
+def ask(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, seconds: float) -> bytes | None:
+    """What `argv` prints to stdout, or None when it fails, cannot start or takes longer than `seconds`."""
+    try:
+        # A session of its own: a shim's grandchildren hold the pipe open after the shim itself is dead.
+        process = subprocess.Popen(
+            list(argv),
+            env=dict(environ),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except (OSError, ValueError):
+        return None
+    with process:
+        try:
+            answer, _ = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            return None
+    return answer if process.returncode == 0 else None
+
+
+def resolve(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
+    """The file that executing `name` with the child's PATH and directory would run.
 
     Raises:
-        NoSuchCommandError: nothing of that name.
-        CannotExecuteError: something that cannot be executed.
+        NoSuchCommandError: there is no such file.
+        CannotExecuteError: there is one, and it may not be executed.
     """
-    name = argv[0]
-    found = shutil.which(name, path=environ.get("PATH", os.defpath))
-    if found is not None:
-        return found
-    if "/" in name and os.path.exists(name):
-        raise CannotExecuteError(f"`{name}` cannot be executed", hint=f"chmod +x {name}, or name an interpreter")
-    raise NoSuchCommandError(f"no command `{name}`", hint="give it after `--`, as in `cachemgr run -- python x.py`")
+    if "/" in name:
+        candidates = [cwd / name]
+    else:
+        # A missing PATH means the default path, an empty entry the current directory, as for execvp(3).
+        candidates = [cwd / folder / name for folder in environ.get("PATH", os.defpath).split(":")] if name else []
+    found = [(path, mode) for path in candidates if (mode := _mode(path)) is not None]
+    for path, mode in found:
+        if stat.S_ISREG(mode) and os.access(path, os.X_OK):
+            return path
+    if found:
+        raise CannotExecuteError(
+            f"`{name}` cannot be executed ({found[0][0]})", hint=f"chmod +x {found[0][0]}, or name an interpreter"
+        )
+    raise NoSuchCommandError(f"no command `{name}`", hint="check its spelling and PATH; it goes after `--`")
+
+
+def find(name: str, environ: Mapping[str, str], cwd: Path) -> Path | None:
+    """Like `resolve`, and None where it raises."""
+    try:
+        return resolve(name, environ, cwd)
+    except (NoSuchCommandError, CannotExecuteError):
+        return None
+
+
+def _mode(path: Path) -> int | None:
+    try:
+        return path.stat().st_mode
+    except (OSError, ValueError):
+        return None
 
 
 class Child:
@@ -61,13 +113,13 @@ class Child:
         self._mask = mask
 
     @classmethod
-    def start(cls, argv: Sequence[str], environ: Mapping[str, str]) -> "Child":
-        """Start `argv` with exactly `environ`.
+    def start(cls, argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> "Child":
+        """Start `argv` with exactly `environ` in our working directory, which is `cwd`.
 
         Raises:
             NoSuchCommandError, CannotExecuteError: as `resolve`, or the kernel refuses the file.
         """
-        path = resolve(argv, environ)
+        path = resolve(argv[0], environ, cwd)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, [*_WATCHED, signal.SIGCHLD])
         try:
             # Python ignores SIGPIPE and SIGXFSZ for itself; the command must not inherit that.

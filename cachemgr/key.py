@@ -143,7 +143,7 @@ def _difference(ours: Factor | None, theirs: Factor | None) -> Difference | None
     equal = ours is not None and theirs is not None and ours.value == theirs.value
     if equal and (present.value is not None or role != "guard"):
         return None
-    return Difference(present.name, ours and ours.value, theirs and theirs.value, role)
+    return Difference(present.name, ours.value if ours else None, theirs.value if theirs else None, role)
 
 
 def _stricter(ours: Factor, theirs: Factor) -> Role:

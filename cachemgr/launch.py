@@ -113,7 +113,7 @@ def run(order: Order, cache: Cache, clock: Clock, listener: Listener) -> int:
     swallow = _Swallow(strict=order.strict)
     profile = _described(order, cache, swallow)
     if profile is None:
-        return Child.start(order.argv, order.environ).wait().code
+        return Child.start(order.argv, order.environ, order.cwd).wait().code
     with ExitStack() as cold:
         launch = _Launch(order, cache, clock, swallow, profile)
         warm = launch.warm(cold, begun)
@@ -273,7 +273,7 @@ class _Launch:
         environ[KEY_VARIABLE] = self._key
         environ[PINNED_VARIABLE] = ":".join(sorted(pinned))
         began, start = self._clock.text(), self._clock.monotonic()
-        ended = Child.start(self._order.argv, environ).wait()
+        ended = Child.start(self._order.argv, environ, self._order.cwd).wait()
         return _Ran(ended, began, self._clock.monotonic() - start)
 
     def settle(self, warm: _Warm, ran: _Ran) -> Finished:

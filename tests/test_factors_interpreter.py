@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from cachemgr import child
 from cachemgr.errors import CannotExecuteError, NoSuchCommandError
-from cachemgr.factors import child, interpreter, packages
+from cachemgr.factors import interpreter, packages
 from cachemgr.factors.wrappers import unwrap
 
 PYTHON = os.path.realpath(sys.executable)

@@ -75,7 +75,7 @@ def _launched(settings: Settings, command: tuple[str, ...]) -> int:
 
 
 def _become(command: tuple[str, ...]) -> NoReturn:
-    path = resolve(command, os.environ)
+    path = resolve(command[0], os.environ, Path.cwd())
     os.execv(path, command)  # noqa: S606 - the user's command, without a shell on purpose
 
 

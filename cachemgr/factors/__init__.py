@@ -9,8 +9,9 @@ from pathlib import Path
 
 import msgspec
 
+from cachemgr import child
 from cachemgr.errors import NoSuchCommandError
-from cachemgr.factors import child, environment, host, interpreter, packages, program
+from cachemgr.factors import environment, host, interpreter, packages, program
 from cachemgr.factors.interpreter import Interpreter
 from cachemgr.factors.packages import NONE, Torch, Triton
 from cachemgr.factors.text import encodable

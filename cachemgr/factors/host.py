@@ -10,7 +10,7 @@ from types import ModuleType
 
 import msgspec
 
-from cachemgr.factors import child
+from cachemgr import child
 from cachemgr.factors.packages import NONE, Torch
 
 CPUINFO = Path("/proc/cpuinfo")

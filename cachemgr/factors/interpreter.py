@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from cachemgr.factors import child
+from cachemgr import child
 from cachemgr.factors.wrappers import Command, unwrap
 
 _PYTHON = re.compile(r"(python|pypy)(\d+(\.\d+)*t?)?(-dbg)?")

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from cachemgr import digest
-from cachemgr.factors import child, launchers
+from cachemgr import child, digest
+from cachemgr.factors import launchers
 from cachemgr.factors.environment import is_secret
 from cachemgr.factors.interpreter import is_python
 from cachemgr.factors.text import encodable

@@ -185,7 +185,12 @@ def remove(store: Store, plan: Removal) -> None:
 
 
 def record(store: Store, launch: Launch) -> None:
-    """Keep a launch record."""
+    """Keep a launch record.
+
+    Raises:
+        CorruptError: the store is not one of ours, or of a newer layout; it is left alone.
+    """
+    layout.ensure_layout(store)
     store.put(layout.launch_name(launch.started[:10], launch.launch), encode_launch(launch))
 
 

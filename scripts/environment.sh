@@ -1,0 +1,50 @@
+# Environments for the scripts beside this file; sourced, not run. Nothing outside .venvs/ is changed.
+
+python_of() { # VERSION: a working interpreter of that version, or nothing
+  local found
+  for found in "python$1" "$HOME/.pyenv/versions/$1".*/bin/python "/usr/bin/python$1" "/usr/local/bin/python$1"; do
+    if "$found" -c "import sys, venv, ensurepip; sys.exit('%d.%d' % sys.version_info[:2] != '$1')" 2>/dev/null; then
+      "$found" -c 'import os, sys; print(os.path.realpath(sys.executable))'
+      return
+    fi
+  done
+}
+
+first_python() { # VERSION...: the first that is installed
+  local version found
+  for version in "$@"; do
+    found=$(python_of "$version")
+    if [ -n "$found" ]; then echo "$found"; return; fi
+  done
+}
+
+other_pythons() { # PYTHON: one interpreter of each other supported version
+  local version found
+  for version in 3.10 3.11 3.12 3.13; do
+    found=$(python_of "$version")
+    if [ -n "$found" ] && [ "$(minor_of "$found")" != "$(minor_of "$1")" ]; then echo "$found"; fi
+  done
+}
+
+minor_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])'; }
+
+make_environment() { # PYTHON EXTRA: an environment with cachemgr and its extra installed; prints where
+  local where stamp
+  where=.venvs/$(minor_of "$1")-$2
+  stamp=$where/.made-from
+  if [ ! -x "$where/bin/python" ] || ! cmp -s pyproject.toml "$stamp"; then
+    "$1" -m venv "$where" >&2
+    "$where/bin/python" -m pip --quiet --disable-pip-version-check install -e ".${2:+[$2]}" >&2
+    cp pyproject.toml "$stamp"
+  fi
+  echo "$PWD/$where"
+}
+
+add_torch() { # ENVIRONMENT: torch for real compiles, the CPU build where it can be had (a tenth of the size)
+  local pip=("$1/bin/python" -m pip --quiet --disable-pip-version-check install)
+  local torch=torch==2.13.0
+  "$1/bin/python" -c 'import importlib.metadata as m; m.version("torch"), m.version("numpy")' 2>/dev/null && return
+  "${pip[@]}" --timeout 5 --retries 0 --index-url https://download.pytorch.org/whl/cpu "$torch" >/dev/null 2>&1 ||
+    "${pip[@]}" "$torch" >&2
+  "${pip[@]}" numpy >&2
+}

@@ -1,0 +1,263 @@
+"""`cachemgr run` as a process: what passes through it, what it captures and restores, what it says."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.machines import Machine, install_program, install_stand_in
+
+PYTHON = sys.executable
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> "Fleet":
+    return Fleet(tmp_path)
+
+
+class Fleet:
+    """Machines that share a store, a stand-in torch and a program."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.program = install_program(directory)
+        self.variables = install_stand_in(directory)
+
+    def machine(self, name: str, **variables: str) -> Machine:
+        return Machine(self.directory / name, self.directory / "store", {**self.variables, **variables})
+
+    def command(self, *arguments: str) -> tuple[str, ...]:
+        return (PYTHON, self.program, *arguments)
+
+
+def test_a_start_on_a_second_machine_is_used_and_adds_nothing(fleet: Fleet) -> None:
+    cold = fleet.machine("one").run(*fleet.command("f", "g"))
+    warm = fleet.machine("two").run(*fleet.command("f", "g"))
+    assert (cold["result"], cold["verdict"], cold["added"]) == ("none", "cold", {"inductor": 2, "triton": 0})
+    assert (warm["result"], warm["verdict"], warm["added"]) == ("exact", "used", {"inductor": 0, "triton": 0})
+    assert warm["restored_files"] == 2
+    assert warm["key"] == cold["key"] == warm["artifact"]
+    assert warm["published"] is None
+    assert "compiled" not in warm["stderr"]
+    assert warm["stdout"] == cold["stdout"]
+
+
+def test_a_second_start_in_the_same_place_finds_everything_in_place(fleet: Fleet) -> None:
+    machine = fleet.machine("one")
+    machine.run(*fleet.command("f"))
+    again = machine.run(*fleet.command("f"))
+    assert (again["verdict"], again["restored_files"], again["present_files"]) == ("used", 0, 1)
+
+
+def test_other_arguments_are_near_and_what_was_used_is_captured_with_what_was_made(fleet: Fleet) -> None:
+    fleet.machine("one").run(*fleet.command("f", "g"))
+    near = fleet.machine("two").run(*fleet.command("f", "h"))
+    assert (near["result"], near["verdict"], near["added"]["inductor"]) == ("near", "partly used", 1)
+    assert [each["factor"] for each in near["differs"]] == ["program.args"]
+    exact = fleet.machine("three").run(*fleet.command("f", "h"))
+    assert (exact["result"], exact["verdict"]) == ("exact", "used")
+    assert exact["restored_files"] == 2, "f was used and h was made; g was neither"
+
+
+def test_a_launch_that_reads_nothing_is_inert(fleet: Fleet) -> None:
+    fleet.machine("one").run(*fleet.command("idle", "f"))
+    machine = fleet.machine("two")
+    (Path(machine.environ["TMPDIR"]) / "idle").touch()
+    assert machine.run(*fleet.command("idle", "f"))["verdict"] == "inert"
+
+
+def test_another_torch_is_none_and_says_which_factor(fleet: Fleet) -> None:
+    fleet.machine("one").run(*fleet.command("f"))
+    other = fleet.machine("two", **install_stand_in(fleet.directory, torch="2.14.0+cpu"))
+    report = other.run(*fleet.command("f"))
+    assert (report["result"], report["verdict"]) == ("none", "cold")
+    assert {"factor": "torch", "wanted": "2.14.0+cpu", "stored": "2.13.0+cpu", "role": "guard"} in report["differs"]
+    assert "torch 2.14.0+cpu≠2.13.0+cpu (guard)" in report["stderr"]
+
+
+def test_a_blind_difference_keeps_the_torch_tree_out(fleet: Fleet) -> None:
+    fleet.machine("one").run(*fleet.command("f"))
+    report = fleet.machine("two", CPATH="/opt/include").run(*fleet.command("f"))
+    assert (report["result"], report["verdict"], report["restored_files"]) == ("near", "cold", 0)
+    assert any("inductor left out" in reason for reason in report["reasons"])
+
+
+def test_without_torch_nothing_is_captured_and_the_reason_is_said(fleet: Fleet) -> None:
+    report = fleet.machine("one", PYTHONPATH="").run(*fleet.command("f"))
+    if report["engine_version"] is not None:
+        pytest.skip("this interpreter has a real torch")
+    assert report["published"] is None
+    assert any("torch" in reason and "could not be read" in reason for reason in report["reasons"])
+
+
+def test_a_failed_program_is_captured_as_incomplete_and_never_exact(fleet: Fleet) -> None:
+    failed = fleet.machine("one").run(*fleet.command("f", "exit=3"), code=3)
+    assert failed["published"] is not None
+    again = fleet.machine("two").run(*fleet.command("f", "exit=3"), code=3)
+    assert again["result"] == "near"
+    assert any("incomplete" in reason for reason in again["reasons"])
+
+
+def test_two_cold_starts_at_once_leave_one_warm_artifact(fleet: Fleet) -> None:
+    machine = fleet.machine("one", NOISE="1")
+    command = ("run", "--", *fleet.command("sleep=0.5", "f", "g", "sleep=0.5"))
+    racing = [machine.start(*command) for _each in range(3)]
+    for process in racing:
+        _out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+    later = fleet.machine("two", NOISE="1").run(*fleet.command("sleep=0.5", "f", "g", "sleep=0.5"))
+    assert (later["result"], later["verdict"], later["added"]["inductor"]) == ("exact", "used", 0)
+    live = Path(machine.cachemgr("dir", "--live").stdout.strip())
+    assert [entry.name for entry in live.iterdir() if "." in entry.name] == [], "private directories are removed"
+
+
+def test_streams_arguments_and_exit_code_pass_through(fleet: Fleet) -> None:
+    code = "import sys; print(sys.stdin.read().upper(), sys.argv[1:]); print('warn', file=sys.stderr); sys.exit(7)"
+    process = fleet.machine("one").start("run", "--", PYTHON, "-c", code, "-x", "--report", "--", "y")
+    out, err = process.communicate("hello", timeout=60)
+    assert process.returncode == 7
+    assert out == "HELLO ['-x', '--report', '--', 'y']\n"
+    assert "warn\n" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_sent_to_the_launch_reaches_the_command(fleet: Fleet, number: signal.Signals) -> None:
+    code = (
+        "import signal, sys, time\n"
+        f"signal.signal({int(number)}, lambda *_: sys.exit(42))\n"
+        "print('ready', flush=True)\ntime.sleep(60)"
+    )
+    process = fleet.machine("one").start("run", "--", PYTHON, "-c", code)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    process.communicate(timeout=30)
+    assert process.returncode == 42
+
+
+def test_death_by_a_signal_is_reported_as_a_shell_would(fleet: Fleet) -> None:
+    report = fleet.machine("one").run(*fleet.command("f", "kill=9"), code=137)
+    assert report["exit_code"] == 137
+
+
+def test_a_stopped_command_stops_the_launch_and_goes_on_with_it(fleet: Fleet) -> None:
+    code = "import os, signal; print(os.getpid(), flush=True); os.kill(os.getpid(), signal.SIGSTOP); print('on')"
+    process = fleet.machine("one").start("run", "--", PYTHON, "-c", code)
+    assert process.stdout is not None
+    process.stdout.readline()
+    for _attempt in range(200):
+        state = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        if state == "T":
+            break
+        time.sleep(0.05)
+    assert state == "T"
+    process.send_signal(signal.SIGCONT)
+    out, _err = process.communicate(timeout=30)
+    assert out == "on\n"
+
+
+def test_a_missing_command_is_127_and_a_directory_126(fleet: Fleet) -> None:
+    machine = fleet.machine("one")
+    missing = machine.cachemgr("run", "--", "no-such-command-here", code=127)
+    assert missing.stderr.startswith("error: no command `no-such-command-here`")
+    plain = fleet.directory / "plain"
+    plain.write_text("not a program")
+    refused = machine.cachemgr("run", "--", str(plain), code=126)
+    assert f"`{plain}` cannot be executed" in refused.stderr
+
+
+def test_a_launch_inside_a_launch_steps_aside(fleet: Fleet) -> None:
+    inner = (PYTHON, "-m", "cachemgr", "run", "--", *fleet.command("f"))
+    shell = ("sh", "-c", 'exec "$0" "$@"', *inner)
+    report = fleet.machine("one").run(*shell)
+    assert report["added"]["inductor"] == 1
+    assert report["stderr"].count("cachemgr:") == 2, "one launch, two lines"
+
+
+def test_the_child_is_told_about_its_launch(fleet: Fleet) -> None:
+    code = "import json, os; print(json.dumps({k: v for k, v in os.environ.items() if k.startswith('CACHEMGR_')}))"
+    report = fleet.machine("one").run(PYTHON, "-c", code)
+    told = json.loads(report["stdout"])
+    assert told["CACHEMGR_LAUNCH"] == report["launch"]
+    assert told["CACHEMGR_KEY"] == report["key"]
+    assert told["CACHEMGR_PINNED"] == "TORCHINDUCTOR_CACHE_DIR:TRITON_CACHE_DIR"
+
+
+def test_a_directory_that_the_user_chose_is_respected_and_filled(fleet: Fleet) -> None:
+    fleet.machine("one").run(*fleet.command("f"))
+    chosen = fleet.directory / "chosen"
+    report = fleet.machine("two", TORCHINDUCTOR_CACHE_DIR=str(chosen)).run(*fleet.command("f"))
+    assert (report["result"], report["verdict"]) == ("exact", "used")
+    assert [path.name for path in chosen.iterdir()] == ["aotautograd"]
+
+
+def test_read_only_and_never_write_nothing(fleet: Fleet) -> None:
+    machine = fleet.machine("one")
+    machine.run(*fleet.command("f"), options=("--read-only",))
+    assert not machine.store.exists()
+    machine.run(*fleet.command("f"), options=("--publish", "never"))
+    assert list((machine.store / "artifacts").glob("*")) == []
+    assert len(list((machine.store / "launches").glob("*/*.json"))) == 1, "the launch itself is recorded"
+
+
+@pytest.mark.parametrize("variable", ["CACHEMGR_PUBLISH=never", "CACHEMGR_READ_ONLY=1"])
+def test_options_have_variables_as_twins(fleet: Fleet, variable: str) -> None:
+    name, _equals, value = variable.partition("=")
+    report = fleet.machine("one").run(*fleet.command("f"), **{name: value})
+    assert report["published"] is None
+
+
+def test_an_ignored_argument_does_not_change_the_key(fleet: Fleet) -> None:
+    machine = fleet.machine("one")
+    ignore = ("--ignore-arg", "--port")
+    first = machine.run(*fleet.command("f", "--port=1"), options=ignore)
+    second = machine.run(*fleet.command("f", "--port=2"), options=ignore)
+    third = machine.run(*fleet.command("f", "--port=2"), CACHEMGR_IGNORE_ARG="--port")
+    assert first["key"] == second["key"] == third["key"]
+    assert machine.run(*fleet.command("f", "--port=2"))["key"] != first["key"]
+
+
+def test_a_store_that_cannot_be_used_does_not_stop_the_command(fleet: Fleet) -> None:
+    machine = fleet.machine("one")
+    machine.store.parent.mkdir(exist_ok=True)
+    machine.store.write_text("a file, not a directory")
+    report = machine.run(*fleet.command("f"))
+    assert report["exit_code"] == 0
+    assert report["errors"]
+    strict = machine.cachemgr("run", "--strict", "--", *fleet.command("f"), code=125)
+    assert "compiled" not in strict.stderr, "strict stops before the command starts"
+    assert strict.stderr.startswith("error: ")
+
+
+def test_a_foreign_store_is_said_and_left_alone(fleet: Fleet) -> None:
+    machine = fleet.machine("one")
+    machine.store.mkdir(parents=True)
+    (machine.store / "layout.json").write_text('{"layout": 2, "salt": "x"}')
+    report = machine.run(*fleet.command("f"))
+    assert "upgrade cachemgr" in machine.cachemgr("ls", code=12).stderr
+    assert report["published"] is None
+    assert sorted(path.name for path in machine.store.iterdir()) == ["layout.json"]
+
+
+def test_a_terminal_stays_a_terminal(fleet: Fleet) -> None:
+    import pty
+
+    machine = fleet.machine("one")
+    controller, terminal = pty.openpty()
+    code = "import sys; print(sys.stdin.isatty(), sys.stdout.isatty())"
+    process = subprocess.Popen(
+        [PYTHON, "-m", "cachemgr", "run", "--", PYTHON, "-c", code],
+        env=machine.environ,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(terminal)
+    assert process.wait(60) == 0
+    assert os.read(controller, 100).decode().strip() == "True True"
+    os.close(controller)
