@@ -136,6 +136,11 @@ def compare(wanted: Iterable[Factor], stored: Iterable[Factor]) -> Comparison:
     return Comparison(_result(differs), tuple(differs))
 
 
+def by_role(factors: Iterable[Factor]) -> list[Factor]:
+    """Factors as people read them: guards first, then by name."""
+    return sorted(factors, key=lambda factor: (_ROLE_ORDER[factor.role], factor.name))
+
+
 def _difference(ours: Factor | None, theirs: Factor | None) -> Difference | None:
     present = ours or theirs
     assert present is not None, "a name comes from one of the two sets"

@@ -24,7 +24,7 @@ from cachemgr.errors import StoreError
 from cachemgr.key import Key
 from cachemgr.observe import Seen, Snapshot
 from cachemgr.statcache import StatCache
-from cachemgr.store import Store
+from cachemgr.store import Store, layout
 from cachemgr.store.captures import Capture, captures, commit, has_layers
 
 _HEAD_BYTES = 16 << 20
@@ -81,7 +81,9 @@ def publish(
 
     Raises:
         StoreError: the store could not be written; nothing is visible then.
+        CorruptError: the store is not one of ours, or of a newer layout; it is left alone.
     """
+    layout.ensure_layout(store)
     have = _stored_units(store, draft.key)
     refused: list[Refused] = []
     wanted = [(tree, _new_units(tree, have[tree.domain.name], cache, refused, now_ns=now_ns)) for tree in trees]

@@ -330,7 +330,7 @@ class _Stage:
     def link(self, file: File, original: str) -> None:
         descriptor = self._create(file)
         try:
-            source = os.open(f"{self._root}/{original}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            source = layers.open_quietly(f"{self._root}/{original}")  # the original must not look read
             try:
                 while os.sendfile(descriptor, source, None, 1 << 30):
                     pass

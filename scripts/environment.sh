@@ -28,13 +28,13 @@ other_pythons() { # PYTHON: one interpreter of each other supported version
 
 minor_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])'; }
 
-make_environment() { # PYTHON EXTRA: an environment with cachemgr and its extra installed; prints where
+make_environment() { # PYTHON NAME [EXTRA]: an environment with cachemgr and that extra installed; prints where
   local where stamp
   where=.venvs/$(minor_of "$1")-$2
   stamp=$where/.made-from
   if [ ! -x "$where/bin/python" ] || ! cmp -s pyproject.toml "$stamp"; then
     "$1" -m venv "$where" >&2
-    "$where/bin/python" -m pip --quiet --disable-pip-version-check install -e ".${2:+[$2]}" >&2
+    "$where/bin/python" -m pip --quiet --disable-pip-version-check install -e ".${3:+[$3]}" >&2
     cp pyproject.toml "$stamp"
   fi
   echo "$PWD/$where"

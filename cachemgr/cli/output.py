@@ -3,8 +3,10 @@
 Data goes to stdout, talk to stderr. Nothing is said by colour alone, and nothing is cut when the output is piped.
 """
 
-import os
+import shutil
 import sys
+import textwrap
+import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -19,7 +21,8 @@ F = TypeVar("F", bound=Callable[..., None])
 SCHEMA = 1
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _AGES = ((86400 * 365, "y"), (86400, "d"), (3600, "h"), (60, "min"))
-_PIPED_WIDTH = 10_000
+_PIPED_COLUMNS = 1_000_000
+_GAP = "  "
 
 
 def listing(function: F) -> F:
@@ -54,24 +57,40 @@ def lines(names: Sequence[str]) -> None:
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = (), flexible: str) -> None:
     """Print rows under headers. Where a terminal is too narrow, only the `flexible` column is shortened."""
-    from rich.console import Console
-    from rich.table import Table
-
-    grid = Table(box=None, padding=(0, 2, 0, 0), show_edge=False, header_style="bold", pad_edge=False)
-    for header in headers:
-        narrow = header == flexible
-        grid.add_column(
-            header,
-            justify="right" if header in right else "left",
-            no_wrap=True,
-            overflow="ellipsis",
-            min_width=6 if narrow else len(header),
-            ratio=None,
+    grid = [list(headers), *([_plain(cell) for cell in row] for row in rows)]
+    widths = [max(_width(row[column]) for row in grid) for column in range(len(headers))]
+    bends = headers.index(flexible)
+    others = sum(widths) - widths[bends] + len(_GAP) * (len(widths) - 1)
+    widths[bends] = min(widths[bends], max(_room() - others, len(flexible)))
+    for row in grid:
+        row[bends] = _shortened(row[bends], widths[bends])
+        cells = (
+            _padded(cell, width, header in right) for cell, width, header in zip(row, widths, headers, strict=True)
         )
-    for row in rows:
-        grid.add_row(*(_plain(cell) for cell in row))
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPED_WIDTH
-    Console(width=width, highlight=False, markup=False, emoji=False, soft_wrap=False).print(grid)
+        click.echo(_GAP.join(cells).rstrip())
+
+
+def _room() -> int:
+    """Columns to print in: those of the terminal, and as many as it takes where there is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPED_COLUMNS
+
+
+def _width(text: str) -> int:
+    """Columns that `text` takes on a terminal."""
+    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
+
+
+def _shortened(text: str, width: int) -> str:
+    if _width(text) <= width:
+        return text
+    while _width(text) > width - 1:
+        text = text[:-1]
+    return text + "…"
+
+
+def _padded(text: str, width: int, right: bool) -> str:
+    space = " " * (width - _width(text))
+    return space + text if right else text + space
 
 
 def _plain(cell: str) -> str:
@@ -80,10 +99,14 @@ def _plain(cell: str) -> str:
 
 
 def record(pairs: Sequence[tuple[str, str]]) -> None:
-    """Print named values, aligned."""
-    width = max(len(name) for name, _value in pairs)
+    """Print named values, aligned; on a terminal a long value goes on below itself."""
+    width = max(_width(name) for name, _value in pairs)
+    room = max(_room() - width - len(_GAP), 20)
     for name, value in pairs:
-        click.echo(f"{name:<{width}}  {_plain(value)}".rstrip())
+        first, *rest = textwrap.wrap(_plain(value), room) or [""]
+        click.echo((_padded(name, width, right=False) + _GAP + first).rstrip())
+        for line in rest:
+            click.echo(" " * (width + len(_GAP)) + line)
 
 
 def heading(text: str) -> None:

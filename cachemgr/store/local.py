@@ -20,6 +20,9 @@ from cachemgr.store import Entry
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 """What file systems answer that have no hard links (FUSE mounts, some network shares)."""
 
+_SCRATCH = "tmp"
+_ATTEMPTS = 100
+
 
 class LocalStore:
     """Objects as files below `root`. Nothing is created before the first write."""
@@ -51,13 +54,19 @@ class LocalStore:
     def open(self, name: str) -> BinaryIO:
         path = self._path(name)
         try:
-            return os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb")
-        except FileNotFoundError:
+            # Without O_NONBLOCK, a pipe that somebody put here would keep us waiting for ever.
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except (FileNotFoundError, NotADirectoryError):
             raise NotFoundError(f"no `{name}` in {self}") from None
         except OSError as error:
             raise self._failed("read", name, error) from None
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise NotFoundError(f"no `{name}` in {self}")
+        return os.fdopen(descriptor, "rb")
 
     def put(self, name: str, data: bytes) -> bool:
+        self._path(name)
         aside = self.scratch() / uuid.uuid4().hex
         try:
             with aside.open("xb") as stream:
@@ -69,11 +78,8 @@ class LocalStore:
     def put_file(self, name: str, path: Path) -> bool:
         target = self._path(name)
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
             _flush(path)
             created = _claim(path, target)
-            if created:
-                _flush(target.parent)
         except OSError as error:
             raise self._discarded(path, name, error) from None
         with suppress(FileNotFoundError):
@@ -83,7 +89,7 @@ class LocalStore:
     def refresh(self, name: str) -> bool:
         try:
             os.utime(self._path(name))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:
             raise self._failed("refresh", name, error) from None
@@ -93,7 +99,7 @@ class LocalStore:
         path = self._path(name)
         try:
             path.unlink()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:
             raise self._failed("delete", name, error) from None
@@ -108,6 +114,8 @@ class LocalStore:
             directory = pending.pop()
             for entry in self._entries(directory):
                 if entry.is_dir(follow_symlinks=False):
+                    if directory == "" and entry.name == _SCRATCH:
+                        continue
                     pending.append(f"{directory}{entry.name}/")
                 elif entry.is_file(follow_symlinks=False):
                     with suppress(FileNotFoundError):
@@ -115,12 +123,12 @@ class LocalStore:
                         yield Entry(directory + entry.name, status.st_size, status.st_mtime)
 
     def scratch(self) -> Path:
-        directory = self._root / "tmp"
+        directory = self._root / _SCRATCH
         try:
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
             directory.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
-            raise self._failed("write", "tmp", error) from None
+            raise self._failed("write", _SCRATCH, error) from None
         return directory
 
     def _entries(self, directory: str) -> list[os.DirEntry[str]]:
@@ -140,7 +148,9 @@ class LocalStore:
                 directory = directory.parent
 
     def _path(self, name: str) -> Path:
-        if not is_safe_path(name):
+        parts = name.split("/")
+        # Listings leave out names with a leading dot (what NFS keeps of deleted files) and unfinished writes.
+        if not is_safe_path(name) or parts[0] == _SCRATCH or any(part.startswith(".") for part in parts):
             raise StoreError(f"`{name}` cannot be an object of {self}")
         return self._root / name
 
@@ -155,7 +165,24 @@ class LocalStore:
 
 
 def _claim(path: Path, target: Path) -> bool:
-    """Give `path` the name `target` unless it is taken."""
+    """Durably give `path` the name `target` unless it is taken."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            created = _named(path, target)
+        except (FileNotFoundError, FileExistsError):
+            # Somebody deleted the last object beside it, and its directory with it.
+            if attempt == _ATTEMPTS - 1 or not path.exists():
+                raise
+        else:
+            break
+    if created:
+        with suppress(FileNotFoundError):
+            _flush(target.parent)
+    return created
+
+
+def _named(path: Path, target: Path) -> bool:
     try:
         os.link(path, target)
     except FileExistsError:
