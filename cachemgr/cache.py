@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from cachemgr.digest import fingerprint
 from cachemgr.key import Key, folder
 from cachemgr.settings import Settings
 from cachemgr.store import Store
@@ -23,6 +24,10 @@ class Cache:
     def stat_cache(self, key: Key) -> Path:
         """Where the stat cache of the live directories of `key` is kept."""
         return self.home / "stat" / f"{folder(key)}.msgpack"
+
+    def heads(self) -> Path:
+        """Where the heads of the store's captures are remembered."""
+        return self.home / "heads" / f"{fingerprint(str(self.store).encode())}.msgpack"
 
 
 def open_cache(settings: Settings) -> Cache:

@@ -116,7 +116,7 @@ def resolve(store: Store, text: str) -> Key:
     if is_key(wanted):
         matches = [Key(wanted)] if any(store.scan(layout.artifact_prefix(Key(wanted)))) else []
     else:
-        matches = sorted(key for key in keys(store) if key.startswith(wanted))
+        matches = [key for key in keys(store) if key.startswith(wanted)]
     if not matches:
         raise NotFoundError(f"no artifact `{text}` in {store}", hint="cachemgr ls")
     if len(matches) > 1:

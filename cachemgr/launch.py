@@ -21,6 +21,7 @@ from cachemgr.child import Child, Ended
 from cachemgr.domains import TORCH_PROGRAM
 from cachemgr.errors import CacheError, CannotExecuteError, LaunchError, NoSuchCommandError
 from cachemgr.factors import Profile, describe
+from cachemgr.heads import Heads
 from cachemgr.key import Key, derive, folder
 from cachemgr.live import live_root, live_target, pins
 from cachemgr.publish import Published, Tree, publish
@@ -231,10 +232,11 @@ class _Launch:
         return _Warm(Started(self._key, found, restored, seconds, targets, lines), before)
 
     def _find(self) -> Found:
-        profile = self._profile
-        return self._swallow.attempt(
-            "looking up", NOTHING, lambda: find(self._cache.store, self._key, profile.factors, profile.host)
-        )
+        return self._swallow.attempt("looking up", NOTHING, self._looked_up)
+
+    def _looked_up(self) -> Found:
+        profile, heads = self._profile, Heads(self._cache.heads())
+        return find(self._cache.store, self._key, profile.factors, profile.host, heads)
 
     def _nobody_compiles(self) -> bool:
         with held(self._cache.lock(self._key, "cold"), wait=0) as free:

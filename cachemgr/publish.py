@@ -194,10 +194,10 @@ def _read(live: str, path: str, seen: Seen) -> tuple[bytes, Digest, int]:
         raise _UnfitError(f"`{path}` cannot be read: {error.strerror}") from None
     try:
         stat = os.fstat(descriptor)
-        head = _read_up_to(descriptor, _HEAD_BYTES)
+        head = _read_up_to(descriptor, min(stat.st_size, _HEAD_BYTES))
         running = digest.hasher()
         running.update(head)
-        while piece := os.read(descriptor, layer.CHUNK):
+        while len(head) == _HEAD_BYTES and (piece := os.read(descriptor, layer.CHUNK)):
             running.update(piece)
         after = os.fstat(descriptor)
     except OSError as error:
@@ -275,6 +275,8 @@ class _Source:
     def __init__(self, tree: Tree, units: Sequence[Unit]) -> None:
         self._tree = tree
         self._units = {file.path: unit for unit in units for file in unit.files}
+        self._unit: Unit | None = None
+        self._names: Mapping[str, set[str]] = {}
 
     def __call__(self, file: File) -> Iterator[bytes]:
         try:
@@ -287,8 +289,14 @@ class _Source:
         relocation = self._tree.domain.relocation_of(file.path) if file.relocated else None
         if relocation is None:
             return layer.read_file(live)
-        siblings = _siblings([member.path for member in self._units[file.path].files])
-        return iter((relocation.detach(b"".join(layer.read_file(live)), siblings[file.path.rpartition("/")[0]]),))
+        siblings = self._siblings_in(self._units[file.path])[file.path.rpartition("/")[0]]
+        return iter((relocation.detach(b"".join(layer.read_file(live)), siblings),))
+
+    def _siblings_in(self, unit: Unit) -> Mapping[str, set[str]]:
+        """Remembered for one unit, since files come unit by unit: a unit may hold thousands of relocated ones."""
+        if unit is not self._unit:
+            self._unit, self._names = unit, _siblings([member.path for member in unit.files])
+        return self._names
 
 
 def _entries(packed: Sequence[Layer], trees: Sequence[Tree]) -> tuple[str, ...]:

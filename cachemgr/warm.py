@@ -15,10 +15,11 @@ from cachemgr.capture import File, Layer, Unit, Where
 from cachemgr.domains import Domain
 from cachemgr.domains.relocation import CannotTravelError
 from cachemgr.errors import CorruptError, DeadlineError, NotFoundError, StoreError
+from cachemgr.heads import Head, Heads
 from cachemgr.key import Broken, Comparison, Difference, Factor, Key, Relations, Result, broken, compare
 from cachemgr.observe import STAGE_PREFIX, Seen, Snapshot, scan
 from cachemgr.store import Store, layout
-from cachemgr.store.captures import Capture, Damaged, captures, has_layers, keys
+from cachemgr.store.captures import Capture, Damaged, captures, has_layers
 
 _SPACE_MARGIN = 64 << 20
 """Bytes that a restore leaves free: the engine has to write too."""
@@ -45,21 +46,27 @@ NOTHING = Found("none", None, (), (), (), (), trees=False, reasons=())
 
 class _Candidate(msgspec.Struct, frozen=True):
     key: Key
-    usable: tuple[Capture, ...]
-    complete: bool
     comparison: Comparison
-    broken: tuple[Broken, ...]
+    complete: bool
+    fits: bool
+    """Whether the relations of some capture hold here."""
+    newest: str
 
-    def rank(self) -> tuple[bool, bool, bool, int, str]:
-        """Best first: usable at all, then with its torch trees, complete, with the fewest differences, the newest."""
-        newest = max((capture.manifest.created for capture in self.usable), default="")
-        none = self.comparison.result == "none" or not self.usable
-        inverted = "".join(chr(0x10FFFF - ord(letter)) for letter in newest)
-        return none, not self.comparison.blind_equal, not self.complete, len(self.comparison.differs), inverted
+    @property
+    def near(self) -> bool:
+        return self.fits and self.comparison.result != "none"
 
 
-def find(store: Store, key: Key, factors: Sequence[Factor], host: Relations) -> Found:
+def _worse(candidate: _Candidate) -> tuple[bool, bool, bool, int]:
+    """Sorts the best first: usable at all, then with its torch trees, complete, with the fewest differences."""
+    comparison = candidate.comparison
+    return not candidate.near, not comparison.blind_equal, not candidate.complete, len(comparison.differs)
+
+
+def find(store: Store, key: Key, factors: Sequence[Factor], host: Relations, heads: Heads | None = None) -> Found:
     """The artifact for a launch with these factors on this host: exact, else the best near one, else none.
+
+    An exact artifact costs its own manifests only. `heads` remembers what the others are.
 
     Raises:
         CorruptError: the store as a whole is not one that can be read.
@@ -68,45 +75,69 @@ def find(store: Store, key: Key, factors: Sequence[Factor], host: Relations) -> 
     if layout.read_layout(store) is None:
         return NOTHING
     damaged: list[Damaged] = []
-    own = _candidate(store, key, factors, host, damaged)
-    if own is not None and own.usable and own.complete and own.comparison.result == "exact":
-        return _found(own, "exact", damaged)
-    others = [_candidate(store, other, factors, host, damaged) for other in keys(store) if other != key]
-    candidates = [candidate for candidate in (own, *others) if candidate is not None]
+    own = _usable(store, key, host, damaged)
+    complete = tuple(capture for capture in own if capture.manifest.complete)
+    if complete and compare(factors, complete[0].manifest.factors).result == "exact":
+        return Found("exact", key, complete, (), (), tuple(damaged), trees=True, reasons=(), where="local")
+    others = (Heads() if heads is None else heads).of(store, damaged)
+    candidates = sorted((_candidate(*item, factors, host) for item in others.items()), key=_newest, reverse=True)
+    return _best(store, sorted(candidates, key=_worse), others, host, damaged)
+
+
+def _newest(candidate: _Candidate) -> str:
+    return candidate.newest
+
+
+def _candidate(key: Key, heads: Sequence[Head], factors: Sequence[Factor], host: Relations) -> _Candidate:
+    fitting = [head for head in heads if not broken(head.needs, host)]
+    complete = any(head.complete for head in fitting)
+    return _Candidate(key, compare(factors, heads[0].factors), complete, bool(fitting), heads[-1].created)
+
+
+def _best(
+    store: Store,
+    candidates: Sequence[_Candidate],
+    heads: Mapping[Key, Sequence[Head]],
+    host: Relations,
+    damaged: list[Damaged],
+) -> Found:
+    """The first candidate that still has what its head promised; for `none`, the one that is nearest."""
+    for candidate in candidates:
+        usable = _usable(store, candidate.key, host, damaged) if candidate.near else ()
+        if usable:
+            complete = tuple(capture for capture in usable if capture.manifest.complete)
+            return msgspec.structs.replace(
+                _nothing_but(candidate, damaged),
+                result="near",
+                captures=complete or usable,
+                reasons=() if complete else ("only incomplete captures: their launch ended before it was done",),
+                where="local",
+            )
     if not candidates:
         return msgspec.structs.replace(NOTHING, damaged=tuple(damaged))
-    best = min(candidates, key=_Candidate.rank)
-    near = best.usable and best.comparison.result != "none"
-    return _found(best, "near" if near else "none", damaged)
+    nearest = candidates[0]
+    faults = () if nearest.fits else broken(heads[nearest.key][0].needs, host)
+    reasons = tuple(f"{fault.relation} {fault.recorded}: {fault.host}" for fault in faults)
+    return msgspec.structs.replace(_nothing_but(nearest, damaged), relations=faults, reasons=reasons)
 
 
-def _candidate(
-    store: Store, key: Key, factors: Sequence[Factor], host: Relations, damaged: list[Damaged]
-) -> _Candidate | None:
-    found = captures(store, key, damaged)
-    if not found:
-        return None
-    faults = {capture.digest: broken(capture.manifest.needs, host) for capture in found}
-    usable = tuple(capture for capture in found if not faults[capture.digest] and has_layers(store, capture))
-    whole = tuple(capture for capture in usable if capture.manifest.complete)
-    comparison = compare(factors, found[0].manifest.factors)
-    return _Candidate(key, whole or usable, bool(whole), comparison, faults[found[0].digest] if not usable else ())
+def _nothing_but(candidate: _Candidate, damaged: Sequence[Damaged]) -> Found:
+    """Nothing to restore, and how far this candidate is away."""
+    comparison = candidate.comparison
+    return msgspec.structs.replace(
+        NOTHING,
+        artifact=candidate.key,
+        differs=comparison.differs,
+        damaged=tuple(dict.fromkeys(damaged)),
+        trees=comparison.blind_equal,
+    )
 
 
-def _found(candidate: _Candidate, result: Result, damaged: list[Damaged]) -> Found:
-    reasons = [f"{fault.relation} {fault.recorded}: {fault.host}" for fault in candidate.broken]
-    if candidate.usable and not candidate.complete:
-        reasons.append("only incomplete captures: their launch ended before it was done")
-    return Found(
-        result,
-        candidate.key,
-        candidate.usable if result != "none" else (),
-        candidate.comparison.differs,
-        candidate.broken,
-        tuple(damaged),
-        trees=candidate.comparison.blind_equal,
-        reasons=tuple(reasons),
-        where="local" if result != "none" else None,
+def _usable(store: Store, key: Key, host: Relations, damaged: list[Damaged]) -> tuple[Capture, ...]:
+    return tuple(
+        capture
+        for capture in captures(store, key, damaged)
+        if not broken(capture.manifest.needs, host) and has_layers(store, capture)
     )
 
 
@@ -259,12 +290,11 @@ def _matches(file: File, seen: Seen | None) -> bool:
 
 def _parts(chosen: Mapping[str, tuple[Layer, Unit]], missing: Sequence[Unit]) -> list[_Part]:
     wanted = {unit.name for unit in missing}
-    by_layer: dict[str, _Part] = {}
+    by_layer: dict[str, tuple[Layer, set[str]]] = {}
     for name, (layer, _unit) in chosen.items():
         if name in wanted:
-            units = by_layer[layer.digest].units if layer.digest in by_layer else frozenset()
-            by_layer[layer.digest] = _Part(layer, units | {name})
-    return list(by_layer.values())
+            by_layer.setdefault(layer.digest, (layer, set()))[1].add(name)
+    return [_Part(layer, frozenset(units)) for layer, units in by_layer.values()]
 
 
 def _stage_layers(store: Store, parts: Sequence[_Part], stage: "_Stage") -> None:
@@ -355,8 +385,10 @@ class _Stage:
             os.mkdir(self._private, 0o700)
             os.mkdir(self._root)
             self._made.add(self._root)
-        os.makedirs(directory, exist_ok=True)
-        self._made.add(directory)
+        if directory not in self._made:
+            self._enter(directory.rpartition("/")[0])
+            os.mkdir(directory)
+            self._made.add(directory)
 
     def _settle(self, descriptor: int, file: File) -> None:
         os.utime(descriptor, ns=self._times if file.mtime_ns is None else (0, file.mtime_ns))

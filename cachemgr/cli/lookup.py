@@ -10,6 +10,7 @@ from cachemgr.cli import EXIT_CODES, output
 from cachemgr.cli.session import PASS_THROUGH, cache_of, command_argument, settings_of
 from cachemgr.domains import TORCH_PROGRAM
 from cachemgr.factors import Profile, describe
+from cachemgr.heads import Heads
 from cachemgr.key import derive, folder
 from cachemgr.launch import KEY_VARIABLE, store_salt
 from cachemgr.live import live_root, live_target, pins
@@ -30,7 +31,8 @@ def lookup(ctx: click.Context, as_json: bool, command: tuple[str, ...]) -> None:
     """Say whether CMD would start warm here, and what differs if not. Exit code 0 only for an exact artifact."""
     profile = _profile(ctx, command)
     key = derive(profile.factors)
-    found = find(cache_of(ctx).store, key, profile.factors, profile.host)
+    cache = cache_of(ctx)
+    found = find(cache.store, key, profile.factors, profile.host, Heads(cache.heads()))
     if as_json:
         output.document(
             result=found.result,

@@ -159,7 +159,9 @@ def short(key: str | Key) -> str:
 
 def difference(differs: Difference) -> str:
     """One differing factor with both values and its role."""
-    return f"{differs.factor} {_value(differs.wanted)}≠{_value(differs.stored)} ({differs.role})"
+    absent = "unknown" if differs.role == "guard" else "unset"
+    wanted, stored = (_clipped(absent if value is None else value) for value in (differs.wanted, differs.stored))
+    return f"{differs.factor} {wanted}≠{stored} ({differs.role})"
 
 
 def factor_value(value: str | None) -> str:
@@ -167,8 +169,7 @@ def factor_value(value: str | None) -> str:
     return "unknown" if value is None else value
 
 
-def _value(value: str | None) -> str:
-    text = factor_value(value)
+def _clipped(text: str) -> str:
     return text if len(text) <= 40 else text[:37] + "…"
 
 

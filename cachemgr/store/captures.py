@@ -18,7 +18,7 @@ from cachemgr.capture import encode_manifest as encode
 from cachemgr.digest import Digest
 from cachemgr.errors import CorruptError, NotFoundError
 from cachemgr.key import Key, from_folder
-from cachemgr.store import Entry, Store, layout
+from cachemgr.store import Store, layout
 
 GRACE_SECONDS = 24 * 3600.0
 """How long an unreferenced layer is left alone: a publisher may be about to refer to it."""
@@ -43,14 +43,17 @@ class Damaged(msgspec.Struct, frozen=True):
     reason: str
 
 
-def keys(store: Store) -> Iterator[Key]:
-    """The keys of all artifacts, each once."""
-    seen: set[Key] = set()
+def manifests(store: Store) -> Iterator[tuple[Key, str]]:
+    """Every manifest by the key that it lies under and its object name, in no order; nothing is read."""
     for entry in store.scan(layout.ARTIFACTS):
         key = from_folder(entry.name.split("/")[1])
-        if key is not None and key not in seen:
-            seen.add(key)
-            yield key
+        if key is not None and entry.name.endswith(layout.MANIFEST_SUFFIX):
+            yield key, entry.name
+
+
+def keys(store: Store) -> list[Key]:
+    """The keys of all artifacts, sorted."""
+    return sorted({key for key, _name in manifests(store)})
 
 
 def captures(store: Store, key: Key, damaged: list[Damaged]) -> tuple[Capture, ...]:
@@ -60,7 +63,7 @@ def captures(store: Store, key: Key, damaged: list[Damaged]) -> tuple[Capture, .
         if not entry.name.endswith(layout.MANIFEST_SUFFIX):
             continue
         try:
-            found.append(_load(store, key, entry))
+            found.append(load(store, key, entry.name))
         except NotFoundError:
             continue
         except CorruptError as error:
@@ -68,17 +71,24 @@ def captures(store: Store, key: Key, damaged: list[Damaged]) -> tuple[Capture, .
     return tuple(sorted(found, key=lambda capture: (capture.manifest.created, capture.digest)))
 
 
-def _load(store: Store, key: Key, entry: Entry) -> Capture:
-    name = entry.name.rsplit("/", 1)[-1].removesuffix(layout.MANIFEST_SUFFIX)
-    short = name[:12]
-    data = _inflate(store.read(entry.name, limit=MAX_MANIFEST_BYTES), short)
-    capture = digest.from_hex(name)
+def load(store: Store, key: Key, name: str) -> Capture:
+    """Read and check the manifest with the object name `name`, which lies under `key`.
+
+    Raises:
+        NotFoundError: it vanished.
+        CorruptError: it is torn, swapped, hostile, or belongs to another key.
+    """
+    digits = name.rsplit("/", 1)[-1].removesuffix(layout.MANIFEST_SUFFIX)
+    short = digits[:12]
+    packed = store.read(name, limit=MAX_MANIFEST_BYTES)
+    data = _inflate(packed, short)
+    capture = digest.from_hex(digits)
     if capture is None or digest.of_bytes(data) != capture:
         raise CorruptError(f"capture {short} has other bytes than its name says")
     manifest = decode_manifest(data, name=short)
     if manifest.key != key:
         raise CorruptError(f"capture {short} belongs to {manifest.key} and lies under {key}")
-    return Capture(capture, manifest, entry.size)
+    return Capture(capture, manifest, len(packed))
 
 
 def has_layers(store: Store, capture: Capture) -> bool:

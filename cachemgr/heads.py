@@ -1,0 +1,83 @@
+"""Heads: what a look-up needs of every capture, remembered so that a near look-up reads only new manifests.
+
+A look-up that finds no exact artifact has to compare factors with all of them. Manifests are immutable and named by
+their digest, so what was read once stays true; only the listing decides what exists. This is a cache of ours on this
+host: losing it costs time, and the artifact that is chosen is read from the store and checked again.
+"""
+
+import uuid
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from cachemgr.digest import Digest
+from cachemgr.errors import CorruptError, NotFoundError
+from cachemgr.key import Factor, Key, Relations
+from cachemgr.store import Store
+from cachemgr.store.captures import Damaged, load, manifests
+
+
+class Head(msgspec.Struct, frozen=True, array_like=True):
+    """One capture, without its files."""
+
+    key: Key
+    created: str
+    complete: bool
+    factors: tuple[Factor, ...]
+    needs: Relations
+    layers: tuple[Digest, ...]
+
+
+class Heads:
+    """The heads of one store, by the name of the manifest, kept in a file that is read when they are asked for."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._known: dict[str, Head] = {}
+        self._changed = False
+
+    def of(self, store: Store, damaged: list[Damaged]) -> dict[Key, Sequence[Head]]:
+        """The heads of every readable capture by artifact, oldest first; the others are appended to `damaged`."""
+        self._recall()
+        listed = {name: key for key, name in manifests(store)}
+        for name in self._known.keys() - listed.keys():
+            del self._known[name]
+            self._changed = True
+        for name in sorted(listed.keys() - self._known.keys()):
+            self._learn(store, listed[name], name, damaged)
+        self._remember()
+        by_key: dict[Key, list[Head]] = defaultdict(list)
+        for head in self._known.values():
+            by_key[head.key].append(head)
+        return {key: sorted(heads, key=lambda head: head.created) for key, heads in by_key.items()}
+
+    def _recall(self) -> None:
+        """A missing or torn file is an empty one."""
+        if self._path is not None:
+            with suppress(OSError, msgspec.MsgspecError, ValueError):
+                self._known = msgspec.msgpack.decode(self._path.read_bytes(), type=dict[str, Head])
+
+    def _remember(self) -> None:
+        """Failing to is no failure: the next look-up reads the manifests again."""
+        if self._path is None or not self._changed:
+            return
+        aside = self._path.with_name(f".{self._path.name}.{uuid.uuid4().hex}")
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            aside.write_bytes(msgspec.msgpack.encode(self._known))
+            aside.rename(self._path)
+
+    def _learn(self, store: Store, key: Key, name: str, damaged: list[Damaged]) -> None:
+        try:
+            manifest = load(store, key, name).manifest
+        except NotFoundError:
+            return
+        except CorruptError as error:
+            damaged.append(Damaged(key, name, str(error)))
+            return
+        layers = tuple(layer.digest for layer in manifest.layers)
+        self._known[name] = Head(key, manifest.created, manifest.complete, manifest.factors, manifest.needs, layers)
+        self._changed = True
