@@ -170,7 +170,8 @@ def decode_manifest(data: bytes, *, name: str) -> Manifest:
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CorruptError(f"capture {name} cannot be read: {error}") from None
-    fault = _fault(manifest)
+    # Covers unknown fields at any depth, repeated keys and every other spelling of the same values.
+    fault = _fault(manifest) or (None if encode_manifest(manifest) == data else "it is not in canonical form")
     if fault is not None:
         raise CorruptError(f"capture {name} is refused: {fault}")
     return manifest
@@ -196,6 +197,9 @@ def _fault(manifest: Manifest) -> str | None:
         return "its factors do not make its key"
     if len({layer.domain for layer in manifest.layers}) != len(manifest.layers):
         return "a domain has two layers"
+    stray = next((entry for entry in manifest.entries if "/" in entry or not _is_safe_name(entry)), None)
+    if stray is not None:
+        return f"`{stray[:200]!r}` is no name of an entry"
     return next((fault for layer in manifest.layers if (fault := _layer_fault(layer)) is not None), None)
 
 
@@ -218,6 +222,8 @@ def _order_fault(layer: Layer) -> str | None:
     seen: set[str] = set()
     directories: set[str] = set()
     for unit in layer.units:
+        if not is_safe_path(unit.name):
+            return f"`{unit.name[:200]!r}` is not a unit that may be placed"
         paths = [file.path for file in unit.files]
         if not paths or sorted(set(paths)) != paths:
             return f"unit {unit.name} is empty, or repeats or misorders its files"
@@ -247,6 +253,10 @@ def _file_fault(file: File) -> str | None:
     if not digest.is_digest(file.digest):
         return f"`{file.path}` has a malformed digest"
     return None
+
+
+def _is_safe_name(name: str) -> bool:
+    return is_safe_path(name) and not name.startswith(".")
 
 
 def is_safe_path(path: str) -> bool:

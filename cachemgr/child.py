@@ -1,26 +1,29 @@
-"""The processes of a command: find its file, ask short questions, start it and pass signals on to it.
-
-A question is bounded in time, cannot read our terminal, and an answer that does not come is no answer.
+"""Start a command as a child, pass signals on to it, and report how it ended.
 
 The child inherits standard streams, working directory and process group, so that a terminal stays a terminal and
 Ctrl-C reaches it from the kernel. Only signals that a process sent to *us* are forwarded; those of the terminal have
 reached the child already, and a second one would make many servers quit at once.
+
+Whatever the child leaves behind becomes our child too: as PID 1 of a container anyway, elsewhere because we ask to be
+the subreaper. So nothing stays a zombie, and we know whether somebody still writes into the caches. Our own death does
+not take the child along.
 """
 
-import contextlib
+import ctypes
 import errno
 import os
 import signal
-import stat
-import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from cachemgr.errors import CannotExecuteError, NoSuchCommandError
+from cachemgr.executables import resolve
 
-_WATCHED = (
+_FORWARDED = (
     signal.SIGTERM,
     signal.SIGINT,
     signal.SIGHUP,
@@ -31,7 +34,10 @@ _WATCHED = (
     signal.SIGCONT,
     signal.SIGWINCH,
 )
+_WATCHED = (*_FORWARDED, signal.SIGCHLD)
 _NOT_EXECUTABLE = frozenset({errno.EACCES, errno.ENOEXEC, errno.EPERM, errno.EISDIR, errno.ETXTBSY, errno.EINVAL})
+_PR_SET_CHILD_SUBREAPER = 36
+_TICK_SECONDS = 1.0
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -40,69 +46,8 @@ class Ended(msgspec.Struct, frozen=True):
     code: int
     """Its exit code, or 128+n when signal n ended it."""
     signal: int | None
-
-
-def ask(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, seconds: float) -> bytes | None:
-    """What `argv` prints to stdout, or None when it fails, cannot start or takes longer than `seconds`."""
-    try:
-        # A session of its own: a shim's grandchildren hold the pipe open after the shim itself is dead.
-        process = subprocess.Popen(
-            list(argv),
-            env=dict(environ),
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    except (OSError, ValueError):
-        return None
-    with process:
-        try:
-            answer, _ = process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            return None
-    return answer if process.returncode == 0 else None
-
-
-def resolve(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
-    """The file that executing `name` with the child's PATH and directory would run.
-
-    Raises:
-        NoSuchCommandError: there is no such file.
-        CannotExecuteError: there is one, and it may not be executed.
-    """
-    if "/" in name:
-        candidates = [cwd / name]
-    else:
-        # A missing PATH means the default path, an empty entry the current directory, as for execvp(3).
-        candidates = [cwd / folder / name for folder in environ.get("PATH", os.defpath).split(":")] if name else []
-    found = [(path, mode) for path in candidates if (mode := _mode(path)) is not None]
-    for path, mode in found:
-        if stat.S_ISREG(mode) and os.access(path, os.X_OK):
-            return path
-    if found:
-        raise CannotExecuteError(
-            f"`{name}` cannot be executed ({found[0][0]})", hint=f"chmod +x {found[0][0]}, or name an interpreter"
-        )
-    raise NoSuchCommandError(f"no command `{name}`", hint="check its spelling and PATH; it goes after `--`")
-
-
-def find(name: str, environ: Mapping[str, str], cwd: Path) -> Path | None:
-    """Like `resolve`, and None where it raises."""
-    try:
-        return resolve(name, environ, cwd)
-    except (NoSuchCommandError, CannotExecuteError):
-        return None
-
-
-def _mode(path: Path) -> int | None:
-    try:
-        return path.stat().st_mode
-    except (OSError, ValueError):
-        return None
+    left_behind: bool
+    """Whether processes that it started were still running when we stopped waiting for them."""
 
 
 class Child:
@@ -111,6 +56,8 @@ class Child:
     def __init__(self, pid: int, mask: set[signal.Signals]) -> None:
         self.pid = pid
         self._mask = mask
+        self._status: int | None = None
+        self._alone = False
 
     @classmethod
     def start(cls, argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> "Child":
@@ -120,7 +67,10 @@ class Child:
             NoSuchCommandError, CannotExecuteError: as `resolve`, or the kernel refuses the file.
         """
         path = resolve(argv[0], environ, cwd)
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [*_WATCHED, signal.SIGCHLD])
+        _become_subreaper()
+        # A parent that ignores SIGCHLD hands that down, and then the kernel keeps no exit status for us.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
         try:
             # Python ignores SIGPIPE and SIGXFSZ for itself; the command must not inherit that.
             pid = os.posix_spawn(
@@ -133,30 +83,69 @@ class Child:
             raise NoSuchCommandError(f"`{path}` cannot be started: {error.strerror}") from None
         return cls(pid, {signal.Signals(number) for number in mask})
 
-    def wait(self) -> Ended:
-        """Forward signals until the child has ended."""
+    def wait(self, *, linger: float, tick: Callable[[], None] | None = None) -> Ended:
+        """Forward signals until the child has ended, then wait `linger` seconds for what it left behind.
+
+        `tick` is called about once a second while the child runs; it must return at once.
+        """
         try:
-            while (status := self._changed()) is None or os.WIFSTOPPED(status):
-                if status is None:
-                    self._forward(signal.sigwaitinfo([*_WATCHED, signal.SIGCHLD]))
-                else:
-                    self._stop_along()
+            while self._status is None:
+                self._step(tick)
+            status = self._status
+            end = time.monotonic() + linger
+            while not self._alone and time.monotonic() < end:
+                self._step(None)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         if os.WIFSIGNALED(status):
-            return Ended(128 + os.WTERMSIG(status), os.WTERMSIG(status))
-        return Ended(os.WEXITSTATUS(status), None)
+            return Ended(128 + os.WTERMSIG(status), os.WTERMSIG(status), not self._alone)
+        return Ended(os.WEXITSTATUS(status), None, not self._alone)
 
-    def _changed(self) -> int | None:
-        pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
-        return status if pid else None
+    def _step(self, tick: Callable[[], None] | None) -> None:
+        self._reap()
+        if self._status is not None and self._alone:
+            return
+        received = signal.sigtimedwait(_WATCHED, _TICK_SECONDS if self._status is None else 0.05)
+        if received is not None and received.si_signo != signal.SIGCHLD:
+            self._forward(received)
+        elif received is None and tick is not None:
+            tick()
+
+    def _reap(self) -> None:
+        """Collect everything that has ended; ours may have stopped instead."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+            except ChildProcessError:
+                self._alone = True
+                return
+            if pid == 0:
+                return
+            if pid == self.pid and os.WIFSTOPPED(status):
+                self._stop_along()
+            elif pid == self.pid:
+                self._status = status
 
     def _forward(self, received: signal.struct_siginfo) -> None:
         sent_by_a_process = received.si_code <= 0
-        if received.si_signo != signal.SIGCHLD and sent_by_a_process:
-            os.kill(self.pid, received.si_signo)
+        if sent_by_a_process and self._status is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, received.si_signo)
 
     def _stop_along(self) -> None:
-        """Ctrl-Z stopped the child: stop too, so that the shell gets its terminal back, and go on together."""
+        """Ctrl-Z stopped the child: stop too, so that the shell gets its terminal back, and go on together.
+
+        A session without job control (PID 1, a container) has nobody who would wake us, and the kernel would not stop
+        PID 1 at all: then whoever stopped the child wakes it.
+        """
+        if os.getpid() == 1:
+            return
         os.kill(os.getpid(), signal.SIGSTOP)
-        os.kill(self.pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGCONT)
+
+
+def _become_subreaper() -> None:
+    """Linux 3.4 and newer; where it is refused, orphans go to init as they always did."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -34,6 +34,8 @@ from cachemgr.warm import NOTHING, Found, Restored, Target, find, restore
 T = TypeVar("T")
 
 REPORT_SCHEMA = 1
+LINGER_SECONDS = 5.0
+"""How long processes that outlive the command are waited for before its capture is made."""
 LAUNCH_VARIABLE = "CACHEMGR_LAUNCH"
 KEY_VARIABLE = "CACHEMGR_KEY"
 PINNED_VARIABLE = "CACHEMGR_PINNED"
@@ -114,7 +116,7 @@ def run(order: Order, cache: Cache, clock: Clock, listener: Listener) -> int:
     swallow = _Swallow(strict=order.strict)
     profile = _described(order, cache, swallow)
     if profile is None:
-        return Child.start(order.argv, order.environ, order.cwd).wait().code
+        return Child.start(order.argv, order.environ, order.cwd).wait(linger=LINGER_SECONDS).code
     with ExitStack() as cold:
         launch = _Launch(order, cache, clock, swallow, profile)
         warm = launch.warm(cold, begun)
@@ -275,7 +277,7 @@ class _Launch:
         environ[KEY_VARIABLE] = self._key
         environ[PINNED_VARIABLE] = ":".join(sorted(pinned))
         began, start = self._clock.text(), self._clock.monotonic()
-        ended = Child.start(self._order.argv, environ, self._order.cwd).wait()
+        ended = Child.start(self._order.argv, environ, self._order.cwd).wait(linger=LINGER_SECONDS)
         return _Ran(ended, began, self._clock.monotonic() - start)
 
     def settle(self, warm: _Warm, ran: _Ran) -> Finished:
@@ -367,6 +369,7 @@ class _Launch:
         refused = [f"{unit.domain} {unit.unit} not captured: {unit.reason}" for unit in published.refused]
         unpublished = [f"nothing published: {published.reason}"] if published.reason else []
         damaged = [f"damaged capture: {capture.reason}" for capture in found.damaged]
+        running = ["processes that the command started are still running"] if ran.ended.left_behind else []
         return Launch(
             schema=REPORT_SCHEMA,
             launch=self._order.launch,
@@ -375,7 +378,7 @@ class _Launch:
             artifact=found.artifact,
             where=found.where,
             verdict=seen.verdict,
-            reasons=(*found.reasons, *restored.reasons, *damaged, *refused, *unpublished),
+            reasons=(*found.reasons, *restored.reasons, *damaged, *running, *refused, *unpublished),
             restored_files=restored.files,
             restored_bytes=restored.bytes,
             restore_seconds=seen.phases["restore"],

@@ -27,7 +27,7 @@ BLOCK = 512
 CHUNK = 1 << 20
 WINDOW_LOG = 27
 LEVEL = 10
-_TUNING = {"hash_log": 20, "chain_log": 20, "ldm_hash_rate_log": 7, "ldm_bucket_size_log": 3}
+_TUNING = {"hash_log": 20, "chain_log": 20, "ldm_hash_rate_log": 6, "ldm_bucket_size_log": 3}
 """Tables that stay in a processor's cache, because distant matches are the long-distance matcher's job: a quarter less
 time and 15 MB less memory than level 10 alone, at equal size (`benchmarks/`)."""
 _END = b"\0" * (2 * BLOCK)
@@ -105,7 +105,7 @@ def header(file: File, link: str | None) -> bytes:
     """The tar header of one member; with a PAX record only where the path is too long for ustar."""
     member = tarfile.TarInfo(file.path)
     member.mode = file.mode
-    member.mtime = 0 if file.mtime_ns is None else file.mtime_ns // 1_000_000_000
+    member.mtime = min(max(file.mtime_ns or 0, 0) // 1_000_000_000, _USTAR_MAX_SIZE - 1)
     if link is None:
         member.size = file.size
     else:
@@ -193,14 +193,16 @@ class _Compressor:
         self._pieces.put(piece)
 
     def _run(self) -> None:
+        pieces = iter(self._pieces.get, None)
         try:
-            self._compress()
+            self._compress(pieces)
         except BaseException as error:  # noqa: BLE001 - raised in the caller's thread by __exit__
             self._failure = error
-            while self._pieces.get() is not None:
+            # The writer must not wait for room; where the end was taken already, this iterator is over.
+            for _piece in pieces:
                 pass
 
-    def _compress(self) -> None:
+    def _compress(self, pieces: Iterator[bytes]) -> None:
         parameters = zstandard.ZstdCompressionParameters.from_level(
             LEVEL,
             source_size=self._expected,
@@ -210,7 +212,7 @@ class _Compressor:
             **_TUNING,
         )
         stream = zstandard.ZstdCompressor(compression_params=parameters).compressobj(size=self._expected)
-        while (piece := self._pieces.get()) is not None:
+        for piece in pieces:
             self._emit(stream.compress(piece))
         self._emit(stream.flush())
 
@@ -228,6 +230,7 @@ class _Pieces:
         self._compressed = compressed
         self._pieces: queue.Queue[bytes | BaseException | None] = queue.Queue(_PIECES_IN_FLIGHT)
         self._closed = threading.Event()
+        self._left = layer.tar_size
         self._buffer = memoryview(b"")
         self._thread = threading.Thread(target=self._run, name="cachemgr-decompress", daemon=True)
         self._thread.start()
@@ -249,7 +252,7 @@ class _Pieces:
 
     def finish(self) -> None:
         """Check that the layer ends here. Raises CorruptError when it does not."""
-        if bytes(self.take(len(_END))) != _END or self._buffer or self._next() is not None:
+        if bytes(self.take(len(_END))) != _END or self._buffer or self._next() is not None or self._left:
             raise CorruptError(f"layer {self._layer.digest} does not end where its manifest says")
 
     def close(self) -> None:
@@ -275,9 +278,8 @@ class _Pieces:
         """No more than the manifest's size and one byte is ever produced, whatever the frame claims."""
         decompressor = zstandard.ZstdDecompressor(max_window_size=1 << WINDOW_LOG)
         reader = decompressor.stream_reader(self._compressed, read_across_frames=False)
-        left = self._layer.tar_size + 1
-        while left > 0 and not self._closed.is_set() and (piece := reader.read(min(CHUNK, left))):
-            left -= len(piece)
+        while self._left >= 0 and not self._closed.is_set() and (piece := reader.read(min(CHUNK, self._left + 1))):
+            self._left -= len(piece)
             self._put(piece)
         self._put(None)
 
@@ -312,17 +314,23 @@ def unpack(layer: Layer, compressed: BinaryIO, wanted: Callable[[Unit], bool], p
     """
     _check_digest(layer, compressed)
     pieces = _Pieces(layer, compressed)
+    gap = 0
     try:
         for unit in layer.units:
             links = links_in(unit)
             wants = wanted(unit)
             for file in unit.files:
                 link = links.get(file.path)
-                pieces.skip(header_size(file, link))
-                if link is None:
-                    _unpack_file(pieces, file, placer if wants else None)
+                gap += header_size(file, link)
+                if link is None and wants:
+                    pieces.skip(gap)
+                    _unpack_file(pieces, file, placer)
+                    gap = padding(file.size)
+                elif link is None:
+                    gap += file.size + padding(file.size)
                 elif wants:
                     placer.link(file, link)
+        pieces.skip(gap)
         pieces.finish()
     finally:
         pieces.close()
@@ -337,16 +345,13 @@ def _check_digest(layer: Layer, compressed: BinaryIO) -> None:
     compressed.seek(0)
 
 
-def _unpack_file(pieces: _Pieces, file: File, placer: Placer | None) -> None:
-    if placer is None:
-        pieces.skip(file.size)
-    elif file.size <= CHUNK:
+def _unpack_file(pieces: _Pieces, file: File, placer: Placer) -> None:
+    if file.size <= CHUNK:
         data = pieces.take(file.size)
         _expect(digest.of_bytes(data), file)
         placer.whole(file, data)
     else:
         placer.parts(file, _verified_parts(pieces, file))
-    pieces.skip(padding(file.size))
 
 
 def _verified_parts(pieces: _Pieces, file: File) -> Iterator[memoryview]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cachemgr import child
+from cachemgr import executables
 from cachemgr.errors import CannotExecuteError, NoSuchCommandError
 from cachemgr.factors import interpreter, packages
 from cachemgr.factors.wrappers import unwrap
@@ -140,20 +140,20 @@ def test_a_shell_script_gets_the_first_python_of_its_path(tmp_path: Path) -> Non
 def test_a_missing_command_is_no_such_command(tmp_path: Path) -> None:
     for name in ("nosuch", "./nosuch", ""):
         with pytest.raises(NoSuchCommandError):
-            child.resolve(name, {"PATH": str(tmp_path)}, tmp_path)
+            executables.resolve(name, {"PATH": str(tmp_path)}, tmp_path)
 
 
 def test_a_file_without_permission_cannot_be_executed(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("")
     for name in ("data", "./data"):
         with pytest.raises(CannotExecuteError, match="data"):
-            child.resolve(name, {"PATH": str(tmp_path)}, tmp_path)
+            executables.resolve(name, {"PATH": str(tmp_path)}, tmp_path)
 
 
 def test_a_later_executable_wins_over_an_earlier_file_without_permission(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
     good = script(tmp_path / "bin" / "run", "#!/bin/sh\n")
-    assert child.resolve("run", {"PATH": f"{tmp_path}:{good.parent}"}, tmp_path) == good
+    assert executables.resolve("run", {"PATH": f"{tmp_path}:{good.parent}"}, tmp_path) == good
 
 
 def test_an_interpreter_says_what_it_is(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_files_in_the_directory_of_the_command_are_not_imported(tmp_path: Path) 
 
 
 def test_the_cpus_of_taskset_are_those_of_the_command(tmp_path: Path) -> None:
-    if child.find("taskset", os.environ, tmp_path) is None:
+    if executables.find("taskset", os.environ, tmp_path) is None:
         pytest.skip("no taskset")
     one = min(os.sched_getaffinity(0))
     command = unwrap(["taskset", "-c", str(one), sys.executable], os.environ)
@@ -217,7 +217,7 @@ def test_a_shim_without_a_usable_answer_is_unknown(tmp_path: Path, text: str) ->
 def test_a_question_ends_at_its_limit_with_all_its_processes(tmp_path: Path) -> None:
     run = script(tmp_path / "slow", "#!/bin/sh\nsleep 60\n")
     before = time.monotonic()
-    assert child.ask([str(run)], {"PATH": "/bin:/usr/bin"}, tmp_path, 0.2) is None
+    assert executables.ask([str(run)], {"PATH": "/bin:/usr/bin"}, tmp_path, 0.2) is None
     assert time.monotonic() - before < 10
 
 

@@ -10,9 +10,9 @@ import click
 from cachemgr import launch
 from cachemgr.cache import open_cache
 from cachemgr.capture import Launch, encode_launch
-from cachemgr.child import resolve
 from cachemgr.cli import EXIT_CODES, output
 from cachemgr.cli.session import PASS_THROUGH, WallClock, command_argument, new_launch, settings_of
+from cachemgr.executables import resolve
 from cachemgr.settings import Settings
 
 

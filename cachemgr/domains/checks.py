@@ -7,6 +7,7 @@ text; nothing is unpickled, imported or executed.
 
 import ast
 import json
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -62,7 +63,9 @@ def named_python(content: Content) -> str | None:
     if not content.whole or "c" + digest.base32_name(content.head.strip()) == content.name.removesuffix(".py"):
         return None
     try:
-        ast.parse(content.head)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what a compiler thinks of generated code is nobody's news
+            ast.parse(content.head)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return "is no complete Python file"
     return None if content.head.strip() else "is empty"

@@ -11,7 +11,7 @@ A path whose base name is not a sibling of the file cannot be followed elsewhere
 import ast
 import json
 import pprint
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sized
 
 MARK = "@dir@/"
 """Stands for the file's own directory in stored bytes."""
@@ -79,7 +79,12 @@ def _detached(text: str, siblings: Collection[str]) -> str:
 
 
 def _attached(text: str, directory: str) -> str:
-    return f"{directory}/{text.removeprefix(MARK)}" if text.startswith(MARK) else text
+    if not text.startswith(MARK):
+        return text
+    base = text.removeprefix(MARK)
+    if "/" in base or base in ("", ".", ".."):
+        raise CannotTravelError(f"names `{base}`, which is not beside it")
+    return f"{directory}/{base}"
 
 
 def _mapped(value: object, change: Callable[[str], str], depth: int = 0) -> object:
@@ -89,7 +94,14 @@ def _mapped(value: object, change: Callable[[str], str], depth: int = 0) -> obje
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
-        return {_mapped(key, change, depth + 1): _mapped(item, change, depth + 1) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_mapped(item, change, depth + 1) for item in value)
+        changed = {_mapped(key, change, depth + 1): _mapped(item, change, depth + 1) for key, item in value.items()}
+        return _as_large_as(value, changed)
+    if isinstance(value, (list, tuple, set)):
+        return _as_large_as(value, type(value)(_mapped(item, change, depth + 1) for item in value))
     return value
+
+
+def _as_large_as(before: Sized, after: Sized) -> Sized:
+    if len(after) != len(before):
+        raise CannotTravelError("names one file twice, by two paths")
+    return after

@@ -12,6 +12,8 @@ from cachemgr.domains import checks, triton
 from cachemgr.domains.domain import Domain, Relocation
 
 _STAYS = frozenset({"locks", "precompiled_headers", "tmp"})
+_HASH_LENGTH = 51
+"""A name that is a hash may begin like a temporary (`tmpab12cd34`)."""
 _TRITON_DEPTH = 2
 """`triton/<device>/<kernel directory>`: the kernels start below two levels."""
 
@@ -25,7 +27,8 @@ def travels(path: str) -> bool:
     return (
         parts[0] not in _STAYS
         and "__pycache__" not in parts
-        and not name.startswith((".", "tmp"))
+        and not name.startswith(".")
+        and not (name.startswith("tmp") and len(name) < _HASH_LENGTH)
         and not name.endswith((".lock", ".tmp", ".pyc", ".gch", ".pch"))
     )
 

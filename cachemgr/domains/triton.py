@@ -15,11 +15,11 @@ _GROUP = Relocation(relocation.detach_json, relocation.attach_json)
 
 
 def travels(path: str) -> bool:
-    """Everything below a kernel directory but locks and temporaries (`tmp.pid_<pid>_<uuid>`)."""
+    """Everything below a kernel directory but locks, temporaries (`tmp.pid_<pid>_<uuid>`) and byte-code."""
     name = path.rsplit("/", 1)[-1]
     return (
         "/" in path
-        and not any(part.startswith("tmp.pid_") for part in path.split("/"))
+        and not any(part.startswith("tmp.pid_") or part == "__pycache__" for part in path.split("/"))
         and not name.endswith((".lock", ".tmp"))
         and ".tmp.pid_" not in name
     )

@@ -25,7 +25,9 @@ def travels(path: str) -> bool:
         return False
     inner = _inside_inductor(path)
     name = path.rsplit("/", 1)[-1]
-    return torch.travels(inner) if inner else not name.endswith((".tmp", ".lock")) and not name.startswith("tmp")
+    if inner:
+        return torch.travels(inner)
+    return "__pycache__" not in path and not name.endswith((".tmp", ".lock")) and not name.startswith("tmp")
 
 
 def unit_of(path: str) -> str:
@@ -63,19 +65,20 @@ def _kernel_fault(paths: Collection[str]) -> str | None:
     for path in paths:
         inner = _inside_inductor(path)
         if inner.startswith("triton/"):
-            kernels.setdefault(torch.unit_of(inner), []).append(inner)
-    return next((fault for unit, inside in kernels.items() if (fault := torch.unit_fault(unit, inside))), None)
+            kernels.setdefault(path.rpartition("/")[0], []).append(inner)
+    faults = (torch.unit_fault(torch.unit_of(inside[0]), inside) for inside in kernels.values())
+    return next((fault for fault in faults if fault), None)
 
 
 def _index_fault(paths: Collection[str]) -> str | None:
-    directories = {path.rsplit("/", 1)[0] for path in paths if path.rsplit("/", 1)[-1].startswith("artifact_")}
+    directories = {path[: path.index("/artifact_")] for path in paths if "/artifact_" in path}
     indexed = {path.rsplit("/", 1)[0] for path in paths if path.endswith("/" + _INDEX_NAME)}
     missing = {directory for directory in directories if not _covered(directory, indexed)}
     return f"`{min(missing)}` has artifacts and no index" if missing else None
 
 
 def _covered(directory: str, indexed: Collection[str]) -> bool:
-    """An unpacked artifact is a directory of its own, one or two levels below its index."""
+    """An index lies beside its artifacts or above them."""
     while directory:
         if directory in indexed:
             return True
@@ -91,9 +94,18 @@ def relocation_of(path: str) -> Relocation | None:
 
 
 def _inside_inductor(path: str) -> str:
-    """The path below `torch_aot_compile/<64hex>/inductor_cache/`, or nothing when it does not lie there."""
+    """The path as it would be in an Inductor directory, or nothing when it does not lie in one.
+
+    Such are `torch_aot_compile/<64hex>/inductor_cache`, an unpacked `artifact_*`, and what vLLM makes in a ten-hex
+    directory without standalone compilation: `<rank>/inductor_cache` and `<rank>/triton_cache`.
+    """
     parts = path.split("/")
-    return "/".join(parts[3:]) if len(parts) > 4 and parts[0] == AOT and parts[2] == "inductor_cache" else ""
+    for at, part in enumerate(parts[:-2], start=1):
+        if part == "inductor_cache" or part.startswith("artifact_"):
+            return "/".join(parts[at:])
+        if part == "triton_cache":
+            return "/".join(["triton", "0", *parts[at:]])
+    return ""
 
 
 TORCH_COMPILE = Domain(

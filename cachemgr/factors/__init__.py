@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from cachemgr import child
+from cachemgr import executables
 from cachemgr.errors import NoSuchCommandError
 from cachemgr.factors import environment, host, interpreter, packages, program
 from cachemgr.factors.interpreter import Interpreter
@@ -74,7 +74,7 @@ def describe(
     """
     if not argv:
         raise NoSuchCommandError("no command is given")
-    child.resolve(argv[0], environ, cwd)
+    executables.resolve(argv[0], environ, cwd)
     command = unwrap(argv, environ)
     parsed = program.parse(command, cwd)
     launcher = interpreter.launcher(command, cwd)

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import msgspec
 
-from cachemgr import child
+from cachemgr import executables
 from cachemgr.factors.packages import NONE, Torch
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -214,9 +214,9 @@ def compiler(environ: Mapping[str, str], cwd: Path) -> str | None:
     word, else g++, whatever answers to `--version`.
     """
     name = environ.get("CXX", "g++")
-    if child.find(name, environ, cwd) is None:
+    if executables.find(name, environ, cwd) is None:
         return NONE
-    answer = child.ask((name, "--version"), environ, cwd, _COMPILER_SECONDS)
+    answer = executables.ask((name, "--version"), environ, cwd, _COMPILER_SECONDS)
     if answer is None:
         return None
     return answer.decode("utf-8", "backslashreplace").partition("\n")[0].strip() or None

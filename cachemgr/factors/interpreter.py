@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from cachemgr import child
+from cachemgr import executables
 from cachemgr.factors.wrappers import Command, unwrap
 
 _PYTHON = re.compile(r"(python|pypy)(\d+(\.\d+)*t?)?(-dbg)?")
@@ -78,7 +78,7 @@ def launcher(command: Command, cwd: Path) -> tuple[str, ...] | None:
     A command that is neither Python nor a Python script (a shell script, a binary) gets the first Python on its PATH,
     which is what it most likely starts itself.
     """
-    path = child.find(command.argv[0], command.environ, cwd)
+    path = executables.find(command.argv[0], command.environ, cwd)
     if path is None:
         return None
     if is_python(path.name):
@@ -92,7 +92,7 @@ def ask(python: Sequence[str], options: Sequence[str], command: Command, cwd: Pa
     `options` are interpreter options that decide where modules are found. None: no usable answer.
     """
     argv = [*command.placement, *python, *options, "-c", _PROBE]
-    answer = child.ask(argv, command.environ, cwd, _SECONDS)
+    answer = executables.ask(argv, command.environ, cwd, _SECONDS)
     return None if answer is None else _parse(answer)
 
 
@@ -125,7 +125,7 @@ def _from_script(path: Path, command: Command, cwd: Path) -> tuple[str, ...] | N
     inner = unwrap(words, command.environ)
     if not inner.argv or not is_python(inner.argv[0]):
         return None
-    python = child.find(inner.argv[0], inner.environ, cwd)
+    python = executables.find(inner.argv[0], inner.environ, cwd)
     return None if python is None else (str(python), *inner.argv[1:])
 
 
@@ -165,6 +165,6 @@ def _from_trampoline(path: Path, head: bytes) -> tuple[str, ...] | None:
 
 def _first_on_path(command: Command, cwd: Path) -> tuple[str, ...] | None:
     for name in ("python", "python3"):
-        if (found := child.find(name, command.environ, cwd)) is not None:
+        if (found := executables.find(name, command.environ, cwd)) is not None:
             return (str(found),)
     return None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from cachemgr import child, digest
+from cachemgr import digest, executables
 from cachemgr.factors import launchers
 from cachemgr.factors.environment import is_secret
 from cachemgr.factors.interpreter import is_python
@@ -63,7 +63,7 @@ def parse(command: Command, cwd: Path) -> Program:
         return _shell(command.argv)
     if (launched := launchers.split(name, command.argv[1:])) is not None:
         return _launched(launched)
-    found = child.find(command.argv[0], command.environ, cwd)
+    found = executables.find(command.argv[0], command.environ, cwd)
     kind = "command" if found is None or not _is_script(found) else "file"
     return Program(kind, command.argv[0] if found is None else str(found), command.argv[1:])
 
