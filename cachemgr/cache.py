@@ -1,13 +1,20 @@
 """The composition root: settings in, an opened cache out. Only here is a concrete store chosen."""
 
+import os
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from cachemgr import places
 from cachemgr.digest import fingerprint
 from cachemgr.key import Key, folder
 from cachemgr.settings import Settings
 from cachemgr.store import Store
 from cachemgr.store.local import LocalStore
+
+REST_SECONDS = 300.0
+"""How long a store that did not answer in time is left alone."""
 
 
 @dataclass(frozen=True)
@@ -16,6 +23,8 @@ class Cache:
 
     store: Store
     home: Path
+    notes: tuple[str, ...] = ()
+    """What had to be done differently than the settings say."""
 
     def lock(self, key: Key, purpose: str) -> Path:
         """The lock file that launches of `key` on this host use for `purpose`."""
@@ -27,9 +36,39 @@ class Cache:
 
     def heads(self) -> Path:
         """Where the heads of the store's captures are remembered."""
-        return self.home / "heads" / f"{fingerprint(str(self.store).encode())}.msgpack"
+        return self.home / "heads" / f"{self._store_name()}.msgpack"
+
+    def rests(self, now: float) -> float:
+        """For how many seconds more the store is left alone, because it did not answer a launch in time."""
+        try:
+            since = (self.home / "rest" / self._store_name()).stat().st_mtime
+        except OSError:
+            return 0.0
+        return max(0.0, min(since, now) + REST_SECONDS - now)
+
+    def let_rest(self, now: float) -> None:
+        """Leave the store alone for a while. Failing to remember that costs the next launch its deadline."""
+        path = self.home / "rest" / self._store_name()
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+            os.utime(path, (now, now))
+
+    def _store_name(self) -> str:
+        return fingerprint(str(self.store).encode())
 
 
-def open_cache(settings: Settings) -> Cache:
-    """The cache that these settings describe."""
-    return Cache(LocalStore(settings.store), settings.home)
+def open_cache(settings: Settings, environ: Mapping[str, str]) -> Cache:
+    """The cache that these settings describe.
+
+    A home that cannot be written is replaced by a private directory below the temporary one; so is a store in it that
+    does not exist yet. One that exists can still be read.
+    """
+    home, notes = settings.home, []
+    if not places.usable(home):
+        spare = places.spare(environ)
+        if spare is not None:
+            notes.append(f"{home} cannot be written, so {spare} is used")
+            home = spare / "home"
+    moved = home != settings.home and settings.origins["store"] == "default" and not settings.store.is_dir()
+    return Cache(LocalStore(home / "store" if moved else settings.store), home, tuple(notes))

@@ -16,7 +16,7 @@ import msgspec
 from cachemgr.digest import Digest
 from cachemgr.errors import CorruptError, NotFoundError
 from cachemgr.key import Factor, Key, Relations
-from cachemgr.store import Store
+from cachemgr.store import Store, layout
 from cachemgr.store.captures import Damaged, load, manifests
 
 
@@ -39,10 +39,15 @@ class Heads:
         self._known: dict[str, Head] = {}
         self._changed = False
 
-    def of(self, store: Store, damaged: list[Damaged]) -> dict[Key, Sequence[Head]]:
-        """The heads of every readable capture by artifact, oldest first; the others are appended to `damaged`."""
+    def of(
+        self, store: Store, damaged: list[Damaged], *, without: frozenset[Digest] = frozenset()
+    ) -> dict[Key, Sequence[Head]]:
+        """The heads of every readable capture by artifact, oldest first, leaving out `without`.
+
+        What cannot be used goes to `damaged`.
+        """
         self._recall()
-        listed = {name: key for key, name in manifests(store)}
+        listed = {name: key for key, name in manifests(store) if layout.capture_of(name) not in without}
         for name in self._known.keys() - listed.keys():
             del self._known[name]
             self._changed = True

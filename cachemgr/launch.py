@@ -1,47 +1,48 @@
 """One launch: find and restore, start the command with its caches pinned, watch what it used, publish what it made.
 
 The command comes first. Whatever fails in here is counted by name, said in one line and left behind: the command starts
-cold, with its own exit code, unless `--strict` asked for the opposite. Launches inside a launch step aside: the
-outermost one owns the caches.
+cold, with its own exit code, unless `--strict` asked for the opposite. A store that does not answer costs the deadline
+once, and is then left alone for a while. Launches inside a launch step aside: the outermost one owns the caches.
 """
 
-import shutil
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
 import msgspec
 
-from cachemgr import __version__, observe
+from cachemgr import live
 from cachemgr.cache import Cache
-from cachemgr.capture import LAYOUT, Launch, Manifest, Provenance, Verdict
-from cachemgr.child import Child, Ended
-from cachemgr.domains import TORCH_PROGRAM
-from cachemgr.errors import CacheError, CannotExecuteError, LaunchError, NoSuchCommandError
+from cachemgr.capture import Launch
+from cachemgr.child import Child
+from cachemgr.domains import TORCH_PROGRAM, Target
 from cachemgr.factors import Profile, describe
 from cachemgr.heads import Heads
-from cachemgr.key import Key, derive, folder
-from cachemgr.live import live_root, live_target, pins
-from cachemgr.publish import Published, Tree, publish
-from cachemgr.statcache import StatCache
+from cachemgr.key import Key, derive
+from cachemgr.lookup import NOTHING, Found, find
+from cachemgr.outcome import NOT_PUBLISHED, Outcome, Ran, Start
+from cachemgr.publish import Published
 from cachemgr.store import layout
 from cachemgr.store.captures import record
 from cachemgr.store.lock import held
-from cachemgr.warm import NOTHING, Found, Restored, Target, find, restore
+from cachemgr.trouble import Patience, Trouble
+from cachemgr.warm import Restored, restore
+from cachemgr.watch import Rest, Watch, Work
 
 T = TypeVar("T")
 
-REPORT_SCHEMA = 1
 LINGER_SECONDS = 5.0
 """How long processes that outlive the command are waited for before its capture is made."""
+SETTLE_SECONDS = 1.0
+"""Where some go on all the same: what does not change for so long is settled."""
+_POLL_SECONDS = 0.25
+
 LAUNCH_VARIABLE = "CACHEMGR_LAUNCH"
 KEY_VARIABLE = "CACHEMGR_KEY"
 PINNED_VARIABLE = "CACHEMGR_PINNED"
 
-NOT_RESTORED = Restored(0, 0, 0, {}, {}, ())
-NOT_PUBLISHED = Published(None, 0, 0, 0, (), "")
+NOT_RESTORED = Restored(0, 0, 0, {}, ())
 
 
 class Clock(Protocol):
@@ -55,6 +56,9 @@ class Clock(Protocol):
 
     def text(self) -> str:
         """Now, as RFC 3339 in UTC."""
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -71,6 +75,11 @@ class Order(msgspec.Struct, frozen=True):
     ignored_args: tuple[str, ...]
     deadline: float
     wait: float
+    ready_file: Path | None
+
+    @property
+    def publishes(self) -> bool:
+        return self.publish != "never" and not self.read_only
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -96,6 +105,7 @@ class Finished(msgspec.Struct, frozen=True):
 class Listener(Protocol):
     """Who tells a person about a launch."""
 
+    def note(self, line: str) -> None: ...
     def started(self, event: Started) -> None: ...
     def finished(self, event: Finished) -> None: ...
 
@@ -112,61 +122,222 @@ def run(order: Order, cache: Cache, clock: Clock, listener: Listener) -> int:
         NoSuchCommandError, CannotExecuteError: the command cannot be started.
         LaunchError: the cache failed and `order.strict` is set; before the command starts if it failed before.
     """
-    begun = clock.monotonic()
-    swallow = _Swallow(strict=order.strict)
-    profile = _described(order, cache, swallow)
+    trouble = Trouble(strict=order.strict)
+    for note in cache.notes:
+        trouble.say(note)
+    launch = _Launch(order, cache, clock, trouble)
+    profile = launch.profile()
     if profile is None:
+        # Nothing is known about this command, so there is nothing to say about it at its end either.
+        for line in trouble.lines():
+            listener.note(line)
         return Child.start(order.argv, order.environ, order.cwd).wait(linger=LINGER_SECONDS).code
-    with ExitStack() as cold:
-        launch = _Launch(order, cache, clock, swallow, profile)
-        warm = launch.warm(cold, begun)
+    warm = launch.warm(profile)
+    in_use = False
+    try:
         listener.started(warm.started)
         ran = launch.execute(warm)
+        in_use = ran.ended.left_behind
         finished = launch.settle(warm, ran)
+    finally:
+        warm.room.leave(in_use=in_use)
     listener.finished(finished)
     return ran.ended.code
 
 
-class _Swallow:
-    """Failures that must not stop the command: counted by name and said once; raised when strict."""
+class _Warm:
+    """A launch that is ready to start."""
 
-    def __init__(self, *, strict: bool) -> None:
-        self._strict = strict
-        self._lines: list[str] = []
-        self.errors: Counter[str] = Counter()
-
-    def attempt(self, name: str, default: T, step: Callable[[], T]) -> T:
-        """What `step` returns, or `default` when it fails."""
-        try:
-            return step()
-        except (NoSuchCommandError, CannotExecuteError):
-            raise
-        except Exception as error:  # noqa: BLE001 - the engine starts even when cachemgr has a bug (design, rule 3)
-            self._note(name, error)
-            return default
-
-    def _note(self, name: str, error: Exception) -> None:
-        reason = str(error) if isinstance(error, CacheError) else f"{type(error).__name__}: {error}"
-        if self._strict:
-            hint = error.hint if isinstance(error, CacheError) else None
-            raise LaunchError(f"{name} failed: {reason}", hint=hint) from error
-        self.errors[name] += 1
-        self._lines.append(f"{name} failed: {reason}")
-
-    def lines(self) -> tuple[str, ...]:
-        """What happened since this was last asked."""
-        lines, self._lines = tuple(self._lines), []
-        return lines
+    def __init__(self, started: Started, room: live.Room, outcome: Outcome, constants: dict[str, str]) -> None:
+        self.started = started
+        self.room = room
+        self.outcome = outcome
+        self.constants = constants
+        self.watch = Watch(room.targets, started.restored.offered)
 
 
-def _described(order: Order, cache: Cache, swallow: _Swallow) -> Profile | None:
-    writable = order.publish != "never" and not order.read_only
-    salt = swallow.attempt("opening the store", "", lambda: store_salt(cache, writable=writable))
-    return swallow.attempt(
-        "deriving the key",
-        None,
-        lambda: describe(order.argv, order.environ, cwd=order.cwd, ignored_args=order.ignored_args, salt=salt),
-    )
+class _Launch:
+    """The stages of one launch, in order: profile, warm, execute, settle."""
+
+    def __init__(self, order: Order, cache: Cache, clock: Clock, trouble: Trouble) -> None:
+        self._order, self._cache, self._clock, self._trouble = order, cache, clock, trouble
+        self._begun = clock.monotonic()
+        self._patience = Patience(cache, clock, trouble)
+
+    def profile(self) -> Profile | None:
+        """What the command will compile; None when that cannot be found out at all."""
+        order = self._order
+        salt = self._ask("opening the store", "", lambda: store_salt(self._cache, writable=order.publishes))
+        return self._trouble.attempt(
+            "deriving the key",
+            None,
+            lambda: describe(order.argv, order.environ, cwd=order.cwd, ignored_args=order.ignored_args, salt=salt),
+        )
+
+    def warm(self, profile: Profile) -> _Warm:
+        """Look up, take the live directories, and restore."""
+        key = derive(profile.factors)
+        found = self._waited(key, profile, self._found(key, profile))
+        notes: list[str] = []
+        room = live.enter(
+            self._order.environ,
+            TORCH_PROGRAM,
+            key,
+            self._order.launch,
+            purpose="warm" if found.result == "exact" else "compiling",
+            now=self._clock.now_ns() / 1e9,
+            notes=notes,
+        )
+        for note in notes:
+            self._trouble.say(note)
+        with held(self._cache.lock(key, "restore"), wait=self._left() / 2):
+            restored = self._ask("restoring", NOT_RESTORED, lambda: self._restored(found, room))
+        seconds = self._clock.monotonic() - self._begun
+        started = Started(key, found, restored, seconds, room.targets, self._trouble.lines())
+        began = self._clock.text()
+        start = Start(self._order.launch, self._order.host, began, key, profile, found, restored, seconds)
+        outcome = Outcome(self._cache, self._clock, start, refusal=self._no_capture(profile))
+        return _Warm(started, room, outcome, profile.constants)
+
+    def _found(self, key: Key, profile: Profile) -> Found:
+        return self._ask(
+            "looking up",
+            NOTHING,
+            lambda: find(self._cache.store, key, profile.factors, profile.host, Heads(self._cache.heads())),
+        )
+
+    def _waited(self, key: Key, profile: Profile, found: Found) -> Found:
+        """Give a launch that compiles the same a while to publish, if the order says so."""
+        end = self._clock.monotonic() + self._order.wait
+        while found.result != "exact" and self._clock.monotonic() < end:
+            now = self._clock.now_ns() / 1e9
+            if not live.someone_compiles(self._order.environ, key, self._order.launch, now=now):
+                return self._found(key, profile)
+            self._clock.sleep(_POLL_SECONDS)
+        return found
+
+    def _restored(self, found: Found, room: live.Room) -> Restored:
+        if found.result == "none":
+            return NOT_RESTORED
+        return restore(
+            self._cache.store,
+            found.captures,
+            room.targets,
+            trees=found.trees,
+            launch=self._order.launch,
+            now_ns=self._clock.now_ns(),
+            expired=lambda: self._left() <= 0,
+        )
+
+    def _left(self) -> float:
+        """Seconds of the deadline that are left. Waiting for another launch was asked for, and does not count."""
+        return self._begun + self._order.deadline + self._order.wait - self._clock.monotonic()
+
+    def _ask(self, name: str, default: T, step: Callable[[], T]) -> T:
+        return self._patience.ask(name, default, step, seconds=max(self._left(), 0.0))
+
+    def _no_capture(self, profile: Profile) -> str | None:
+        if not self._order.publishes:
+            return "publishing is off"
+        unknown = [factor.name for factor in profile.factors if factor.role == "guard" and factor.value is None]
+        if unknown:
+            return f"{', '.join(unknown)} could not be read, so that no start could use it"
+        return None
+
+    def execute(self, warm: _Warm) -> Ran:
+        """Start the command with its caches pinned, and wait for it; capture it meanwhile when it comes to rest."""
+        pinned = live.pins(warm.room.targets)
+        environ = self._order.environ | warm.constants | pinned
+        environ[LAUNCH_VARIABLE] = self._order.launch
+        environ[KEY_VARIABLE] = warm.started.key
+        environ[PINNED_VARIABLE] = ":".join(sorted(pinned))
+        start = self._clock.monotonic()
+        child = Child.start(self._order.argv, environ, self._order.cwd)
+        attendant = _Attendant(self._order, self._clock, self._trouble, warm, start)
+        ended = child.wait(linger=LINGER_SECONDS, tick=attendant.tick)
+        seconds = self._clock.monotonic() - start
+        attendant.finish(self._order.deadline)
+        return Ran(ended, seconds, attendant.ready_work, attendant.captured)
+
+    def settle(self, warm: _Warm, ran: Ran) -> Finished:
+        """What the command used and added, the verdict, the capture and the launch record."""
+        work = self._last_work(warm, ran)
+        begun = self._clock.monotonic()
+        published = self._patience.ask(
+            "publishing",
+            NOT_PUBLISHED,
+            lambda: warm.outcome.capture(
+                work, seconds=ran.seconds, complete=ran.ended.code == 0 or ran.ready_work is not None
+            ),
+            seconds=self._order.deadline,
+        )
+        seconds = self._clock.monotonic() - begun
+        launch = warm.outcome.launch(ran, work, published, publish_seconds=seconds, errors=self._trouble.errors)
+        if not self._order.read_only:
+            self._patience.ask(
+                "recording", None, lambda: record(self._cache.store, launch), seconds=self._order.deadline
+            )
+        return Finished(launch, published, _cold_seconds(warm.started.found), self._trouble.lines())
+
+    def _last_work(self, warm: _Warm, ran: Ran) -> Work:
+        work = warm.watch.work()
+        if not ran.ended.left_behind:
+            return work
+        self._clock.sleep(SETTLE_SECONDS)
+        return warm.watch.work(settled_since=work)
+
+
+class _Attendant:
+    """Looks after a running command once a second: beats, and captures it when it has come to rest.
+
+    A command may run for weeks and end by SIGKILL. What it compiled is captured when nothing has changed for a while;
+    the capture is complete only if the command had given its ready sign.
+    """
+
+    def __init__(self, order: Order, clock: Clock, trouble: Trouble, warm: _Warm, start: float) -> None:
+        self._order, self._clock, self._trouble, self._warm, self._start = order, clock, trouble, warm, start
+        self._rest = Rest(warm.watch)
+        self._thread: threading.Thread | None = None
+        self._captured_unready = False
+        self.ready_work: Work | None = None
+        self.captured = NOT_PUBLISHED
+
+    def tick(self) -> None:
+        """Must return at once: signals wait meanwhile."""
+        self._warm.room.beat()
+        if self.ready_work is not None or (self._thread is not None and self._thread.is_alive()):
+            return
+        ready = self._order.ready_file is not None and self._order.ready_file.exists()
+        if self._captured_unready and not ready:
+            return
+        now = self._clock.monotonic()
+        work = self._rest.reached(now, ready=ready)
+        if work is None:
+            return
+        if ready:
+            self.ready_work = work
+        self._captured_unready = True
+        self._thread = threading.Thread(
+            target=self._capture, args=(work, now - self._start), name="cachemgr-capture", daemon=True
+        )
+        self._thread.start()
+
+    def finish(self, seconds: float) -> None:
+        """Wait for a capture that is under way."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+
+    def _capture(self, work: Work, seconds: float) -> None:
+        self.captured = self._trouble.attempt(
+            "publishing",
+            NOT_PUBLISHED,
+            lambda: self._warm.outcome.capture(work, seconds=seconds, complete=self.ready_work is work),
+        )
+
+
+def _cold_seconds(found: Found) -> float | None:
+    seconds = [capture.manifest.timings["run"] for capture in found.captures if "run" in capture.manifest.timings]
+    return seconds[0] if seconds else None
 
 
 def store_salt(cache: Cache, *, writable: bool) -> str:
@@ -175,238 +346,3 @@ def store_salt(cache: Cache, *, writable: bool) -> str:
         return layout.ensure_layout(cache.store).salt
     found = layout.read_layout(cache.store)
     return found.salt if found else ""
-
-
-class _Warm(msgspec.Struct, frozen=True):
-    """A launch that is ready to start."""
-
-    started: Started
-    before: tuple[observe.Snapshot, ...]
-    """Per target, what lies there now, with access times forgotten."""
-
-    @property
-    def targets(self) -> tuple[Target, ...]:
-        return self.started.targets
-
-
-class _Ran(msgspec.Struct, frozen=True):
-    """A command that has ended."""
-
-    ended: Ended
-    began: str
-    seconds: float
-
-
-class _Seen(msgspec.Struct, frozen=True):
-    """What a finished command is known to have done."""
-
-    added: dict[str, int]
-    verdict: Verdict
-    published: Published
-    phases: dict[str, float]
-
-
-class _Launch:
-    """The stages of one launch, in order: warm, execute, settle."""
-
-    def __init__(self, order: Order, cache: Cache, clock: Clock, swallow: _Swallow, profile: Profile) -> None:
-        self._order, self._cache, self._clock, self._swallow, self._profile = order, cache, clock, swallow, profile
-        self._key = derive(profile.factors)
-
-    def warm(self, cold: ExitStack, begun: float) -> _Warm:
-        """Look up and restore. `cold` keeps what a compiling launch holds until it has published."""
-        found = self._find()
-        alone = False
-        if found.result != "exact":
-            alone = cold.enter_context(held(self._cache.lock(self._key, "cold"), wait=self._order.wait))
-            found = self._find() if alone and self._order.wait else found
-        with held(self._cache.lock(self._key, "restore"), wait=self._order.deadline / 2):
-            if found.result == "exact":
-                alone = self._nobody_compiles()
-            targets = self._targets(cold, alone=alone)
-            restored = self._swallow.attempt("restoring", NOT_RESTORED, lambda: self._restore(found, targets, begun))
-        before = tuple(
-            observe.forget_reads(target.directory, observe.scan(target.directory, target.domain.travels))
-            for target in targets
-        )
-        seconds = self._clock.monotonic() - begun
-        lines = self._swallow.lines()
-        return _Warm(Started(self._key, found, restored, seconds, targets, lines), before)
-
-    def _find(self) -> Found:
-        return self._swallow.attempt("looking up", NOTHING, self._looked_up)
-
-    def _looked_up(self) -> Found:
-        profile, heads = self._profile, Heads(self._cache.heads())
-        return find(self._cache.store, self._key, profile.factors, profile.host, heads)
-
-    def _nobody_compiles(self) -> bool:
-        with held(self._cache.lock(self._key, "cold"), wait=0) as free:
-            return free
-
-    def _targets(self, cold: ExitStack, *, alone: bool) -> tuple[Target, ...]:
-        """Each domain with its directory for this launch.
-
-        Two launches that both compile never share a directory: not every engine writes its index atomically. The first
-        takes `<key>/`, others take `<key>.<launch>/` and lose it again when they have published.
-        """
-        name = folder(self._key) if alone else f"{folder(self._key)}.{self._order.launch}"
-        own = f"{live_root(self._order.environ)}/cachemgr/{name}"
-        if not alone:
-            cold.callback(shutil.rmtree, own, ignore_errors=True)
-        return tuple(live_target(domain, self._order.environ, own) for domain in TORCH_PROGRAM)
-
-    def _restore(self, found: Found, targets: Sequence[Target], begun: float) -> Restored:
-        if found.result == "none":
-            return NOT_RESTORED
-        end = begun + self._order.deadline
-        return restore(
-            self._cache.store,
-            found,
-            targets,
-            launch=self._order.launch,
-            now_ns=self._clock.now_ns(),
-            expired=lambda: self._clock.monotonic() > end,
-        )
-
-    def execute(self, warm: _Warm) -> _Ran:
-        """Start the command with its caches pinned, and wait for it."""
-        pinned = pins(warm.targets)
-        environ = self._order.environ | self._profile.constants | pinned
-        environ[LAUNCH_VARIABLE] = self._order.launch
-        environ[KEY_VARIABLE] = self._key
-        environ[PINNED_VARIABLE] = ":".join(sorted(pinned))
-        began, start = self._clock.text(), self._clock.monotonic()
-        ended = Child.start(self._order.argv, environ, self._order.cwd).wait(linger=LINGER_SECONDS)
-        return _Ran(ended, began, self._clock.monotonic() - start)
-
-    def settle(self, warm: _Warm, ran: _Ran) -> Finished:
-        """What the command used and added, the verdict, the capture and the launch record."""
-        trees, added, verdict = self._observed(warm)
-        begun = self._clock.monotonic()
-        published = self._swallow.attempt("publishing", NOT_PUBLISHED, lambda: self._publish(warm, ran, trees, added))
-        phases = {
-            "restore": round(warm.started.seconds, 3),
-            "run": round(ran.seconds, 3),
-            "publish": round(self._clock.monotonic() - begun, 3),
-        }
-        launch = self._record(warm, ran, _Seen(added, verdict, published, phases))
-        if not self._order.read_only:
-            self._swallow.attempt("recording", None, lambda: record(self._cache.store, launch))
-        return Finished(launch, published, _cold_seconds(warm.started.found), self._swallow.lines())
-
-    def _observed(self, warm: _Warm) -> tuple[list[Tree], dict[str, int], Verdict]:
-        trees: list[Tree] = []
-        added: dict[str, int] = {}
-        offered = read = 0
-        known = True
-        for target, before in zip(warm.targets, warm.before, strict=True):
-            after = observe.scan(target.directory, target.domain.travels)
-            kept = not before or observe.keeps_access_times(target.directory)
-            growth = observe.growth(before, after, access_times=kept)
-            name = target.domain.name
-            ours = warm.started.restored.offered.get(name, frozenset())
-            added[name] = len(growth.added)
-            offered += len(ours)
-            known = known and growth.read is not None
-            read += len(ours & (growth.read or frozenset()))
-            trees.append(Tree(target.domain, target.directory, after, _touched(target, growth, after)))
-        return trees, added, observe.verdict(offered, read if known else None, sum(added.values()))
-
-    def _publish(self, warm: _Warm, ran: _Ran, trees: Sequence[Tree], added: Mapping[str, int]) -> Published:
-        found, restored = warm.started.found, warm.started.restored
-        refusal = self._no_publish(found, restored, trees, added)
-        if refusal:
-            return msgspec.structs.replace(NOT_PUBLISHED, reason=refusal)
-        stat_cache = StatCache.load(self._cache.stat_cache(self._key))
-        with held(self._cache.lock(self._key, "publish"), wait=self._order.deadline):
-            published = publish(
-                self._cache.store,
-                self._draft(warm, ran),
-                trees,
-                stat_cache,
-                near=found.captures if found.artifact != self._key else (),
-                now_ns=self._clock.now_ns(),
-            )
-        stat_cache.save(self._cache.stat_cache(self._key))
-        return published
-
-    def _no_publish(
-        self, found: Found, restored: Restored, trees: Sequence[Tree], added: Mapping[str, int]
-    ) -> str | None:
-        if self._order.publish == "never" or self._order.read_only:
-            return "publishing is off"
-        unknown = [factor.name for factor in self._profile.factors if factor.role == "guard" and factor.value is None]
-        if unknown:
-            return f"{', '.join(unknown)} could not be read, so that no start could use it"
-        covered = all(tree.touched <= restored.offered.get(tree.domain.name, frozenset()) for tree in trees)
-        if found.result == "exact" and not any(added.values()) and covered:
-            return "nothing new to capture"
-        return None
-
-    def _draft(self, warm: _Warm, ran: _Ran) -> Manifest:
-        profile = self._profile
-        return Manifest(
-            layout=LAYOUT,
-            key=self._key,
-            factors=tuple(sorted(profile.factors)),
-            needs=profile.needs,
-            engine=profile.engine,
-            engine_version=profile.engine_version,
-            model=profile.model,
-            device=profile.device,
-            created=ran.began,
-            launch=self._order.launch,
-            complete=ran.ended.code == 0,
-            layers=(),
-            provenance=Provenance(__version__, self._order.host, profile.command),
-            timings={"run": round(ran.seconds, 3)} if warm.started.found.result == "none" else {},
-        )
-
-    def _record(self, warm: _Warm, ran: _Ran, seen: "_Seen") -> Launch:
-        found, restored, profile = warm.started.found, warm.started.restored, self._profile
-        published = seen.published
-        refused = [f"{unit.domain} {unit.unit} not captured: {unit.reason}" for unit in published.refused]
-        unpublished = [f"nothing published: {published.reason}"] if published.reason else []
-        damaged = [f"damaged capture: {capture.reason}" for capture in found.damaged]
-        running = ["processes that the command started are still running"] if ran.ended.left_behind else []
-        return Launch(
-            schema=REPORT_SCHEMA,
-            launch=self._order.launch,
-            key=self._key,
-            result=found.result,
-            artifact=found.artifact,
-            where=found.where,
-            verdict=seen.verdict,
-            reasons=(*found.reasons, *restored.reasons, *damaged, *running, *refused, *unpublished),
-            restored_files=restored.files,
-            restored_bytes=restored.bytes,
-            restore_seconds=seen.phases["restore"],
-            present_files=restored.present,
-            added=seen.added,
-            added_after_ready=0,
-            phases=seen.phases,
-            published=published.capture,
-            errors=dict(self._swallow.errors),
-            started=ran.began,
-            exit_code=ran.ended.code,
-            engine=profile.engine,
-            engine_version=profile.engine_version,
-            model=profile.model,
-            device=profile.device,
-            host=self._order.host,
-            differs=found.differs,
-        )
-
-
-def _touched(target: Target, growth: observe.Growth, after: observe.Snapshot) -> frozenset[str]:
-    """Without access times, everything in a directory of ours counts as used: better a unit too many than a start that
-    compiles it again. A directory of the user's may hold the caches of many programs, so there only what is new."""
-    if growth.read is None:
-        return frozenset(after) if target.ours else growth.added
-    return growth.added | growth.read
-
-
-def _cold_seconds(found: Found) -> float | None:
-    seconds = [capture.manifest.timings["run"] for capture in found.captures if "run" in capture.manifest.timings]
-    return seconds[0] if seconds else None

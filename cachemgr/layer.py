@@ -56,6 +56,8 @@ def links_in(unit: Unit) -> dict[str, str]:
     without its neighbours (across units the compression window does the same). Relocated files are never linked,
     because they are equal only until they are placed.
     """
+    if len(unit.files) == 1:
+        return {}
     first: dict[tuple[Digest, int, int | None], str] = {}
     links: dict[str, str] = {}
     for file in unit.files:
@@ -115,7 +117,7 @@ def header(file: File, link: str | None) -> bytes:
 
 def header_size(file: File, link: str | None) -> int:
     """Bytes that `header` takes, from the lengths alone: building it costs more than placing a small file."""
-    records = _pax_record("path", file.path) + _pax_record("linkpath", link or "")
+    records = _pax_record("path", file.path) + (_pax_record("linkpath", link) if link else 0)
     if file.size >= _USTAR_MAX_SIZE and link is None:
         records += _pax_length(len(" size=\n") + len(str(file.size)))
     return BLOCK if records == 0 else 2 * BLOCK + records + padding(records)

@@ -5,30 +5,23 @@ the key has. Nothing is replaced. Bytes that were read last time and did not cha
 is stored already is recognised by its units alone.
 """
 
-import os
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from cachemgr import digest, layer
+from cachemgr import layer
 from cachemgr.capture import LAYOUT, File, Layer, Manifest, Unit
 from cachemgr.digest import Digest
-from cachemgr.domains import Domain
-from cachemgr.domains.checks import Content
 from cachemgr.domains.relocation import CannotTravelError
 from cachemgr.errors import StoreError
-from cachemgr.key import Key
-from cachemgr.observe import Seen, Snapshot
+from cachemgr.examine import Tree, UnfitError, examine, siblings_of, units_of
 from cachemgr.statcache import StatCache
 from cachemgr.store import Store, layout
 from cachemgr.store.captures import Capture, captures, commit, has_layers
-
-_HEAD_BYTES = 16 << 20
-"""Files up to this size are checked whole; of larger ones only the beginning is held in memory."""
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -37,16 +30,6 @@ class Refused(msgspec.Struct, frozen=True):
     domain: str
     unit: str
     reason: str
-
-
-class Tree(msgspec.Struct, frozen=True):
-    """One domain's live directory as a launch left it, and which of its files count as used or made."""
-
-    domain: Domain
-    directory: str
-    seen: Snapshot
-    touched: frozenset[str]
-    """Files that this launch read or made; a unit is captured when one of its files is among them."""
 
 
 class Published(msgspec.Struct, frozen=True):
@@ -70,6 +53,7 @@ def publish(
     *,
     near: Sequence[Capture],
     now_ns: int,
+    without: frozenset[Digest] = frozenset(),
 ) -> Published:
     """Commit what `trees` hold that no complete capture of the key has.
 
@@ -78,16 +62,18 @@ def publish(
         cache: what unchanged files were last time; updated.
         near: captures of another key whose layers may be the same.
         now_ns: the time, for the stat cache and the grace of layers.
+        without: captures that are in quarantine here: what they have is published again.
 
     Raises:
         StoreError: the store could not be written; nothing is visible then.
         CorruptError: the store is not one of ours, or of a newer layout; it is left alone.
     """
     layout.ensure_layout(store)
-    have = _stored_units(store, draft.key)
+    own = [capture for capture in captures(store, draft.key, [], without=without) if has_layers(store, capture)]
+    have = _stored_units(own)
     refused: list[Refused] = []
     wanted = [(tree, _new_units(tree, have[tree.domain.name], cache, refused, now_ns=now_ns)) for tree in trees]
-    packed = _Packed(store, near)
+    packed = _Packed(store, [*own, *near])
     try:
         for tree, units in wanted:
             packed.add(tree, units, refused)
@@ -104,118 +90,28 @@ def publish(
     return Published(capture, len(files), sum(file.size for file in files), stored, tuple(refused), "")
 
 
-def _stored_units(store: Store, key: Key) -> dict[str, dict[str, list[set[str]]]]:
-    """Per domain and unit, the sets of paths that complete captures of the key have. A capture that lost a layer does
-    not count: what it had is published again."""
+def _stored_units(own: Sequence[Capture]) -> dict[str, dict[str, list[set[str]]]]:
+    """Per domain and unit, the sets of paths that complete captures have."""
     have: dict[str, dict[str, list[set[str]]]] = defaultdict(lambda: defaultdict(list))
-    for capture in captures(store, key, []):
-        if capture.manifest.complete and has_layers(store, capture):
-            for stored in capture.manifest.layers:
-                for unit in stored.units:
-                    have[stored.domain][unit.name].append({file.path for file in unit.files})
+    for capture in own:
+        for stored in capture.manifest.layers if capture.manifest.complete else ():
+            for unit in stored.units:
+                have[stored.domain][unit.name].append({file.path for file in unit.files})
     return have
 
 
 def _new_units(
     tree: Tree, have: Mapping[str, list[set[str]]], cache: StatCache, refused: list[Refused], *, now_ns: int
 ) -> list[Unit]:
-    members: dict[str, list[str]] = defaultdict(list)
-    for path in tree.seen:
-        members[tree.domain.unit_of(path)].append(path)
     found = []
-    for name in sorted(members):
-        paths = sorted(members[name])
+    for name, paths in units_of(tree.domain, tree.seen).items():
         if tree.touched.isdisjoint(paths) or any(stored.issuperset(paths) for stored in have.get(name, ())):
             continue
         try:
-            found.append(_unit(tree, name, paths, cache, now_ns=now_ns))
-        except _UnfitError as fault:
+            found.append(examine(tree, name, paths, cache, now_ns=now_ns))
+        except UnfitError as fault:
             refused.append(Refused(tree.domain.name, name, str(fault)))
     return found
-
-
-class _UnfitError(Exception):
-    """A unit that cannot be captured. `str()` is the reason."""
-
-
-def _unit(tree: Tree, name: str, paths: Sequence[str], cache: StatCache, *, now_ns: int) -> Unit:
-    fault = tree.domain.unit_fault(name, paths)
-    if fault is not None:
-        raise _UnfitError(fault)
-    siblings = _siblings(paths)
-    return Unit(name, tuple(_file(tree, path, siblings, cache, now_ns=now_ns) for path in paths))
-
-
-def _siblings(paths: Sequence[str]) -> dict[str, set[str]]:
-    """Per directory, the names in it: files, and directories that hold some."""
-    names: dict[str, set[str]] = defaultdict(set)
-    for path in paths:
-        rest = path
-        while rest:
-            parent, _slash, name = rest.rpartition("/")
-            names[parent].add(name)
-            rest = parent
-    return names
-
-
-def _file(tree: Tree, path: str, siblings: Mapping[str, set[str]], cache: StatCache, *, now_ns: int) -> File:
-    """The stored form of a live file, from the stat cache or by reading, checking and hashing it."""
-    live, seen = f"{tree.directory}/{path}", tree.seen[path]
-    known = cache.get(live, seen)
-    if known is not None:
-        return msgspec.structs.replace(known, path=path)
-    head, found, mode = _read(live, path, seen)
-    fault = tree.domain.check_of(path)(Content(path.rsplit("/", 1)[-1], head, seen.size))
-    if fault is not None:
-        raise _UnfitError(f"`{path}` {fault}")
-    file = File(path, seen.size, found, mode, seen.mtime_ns if tree.domain.keeps_mtimes else None)
-    relocation = tree.domain.relocation_of(path)
-    if relocation is not None:
-        stored = _detached(relocation.detach, path, head, siblings)
-        file = msgspec.structs.replace(file, size=len(stored), digest=digest.of_bytes(stored), relocated=True)
-    cache.put(live, seen, file, now_ns=now_ns)
-    return file
-
-
-def _detached(
-    detach: Callable[[bytes, set[str]], bytes], path: str, data: bytes, siblings: Mapping[str, set[str]]
-) -> bytes:
-    try:
-        return detach(data, siblings[path.rpartition("/")[0]])
-    except CannotTravelError as fault:
-        raise _UnfitError(f"`{path}` {fault}") from None
-
-
-def _read(live: str, path: str, seen: Seen) -> tuple[bytes, Digest, int]:
-    """The beginning (or all) of a file, the digest of all of it, and the mode it is stored with."""
-    try:
-        descriptor = layer.open_quietly(live)
-    except OSError as error:
-        raise _UnfitError(f"`{path}` cannot be read: {error.strerror}") from None
-    try:
-        stat = os.fstat(descriptor)
-        head = _read_up_to(descriptor, min(stat.st_size, _HEAD_BYTES))
-        running = digest.hasher()
-        running.update(head)
-        while len(head) == _HEAD_BYTES and (piece := os.read(descriptor, layer.CHUNK)):
-            running.update(piece)
-        after = os.fstat(descriptor)
-    except OSError as error:
-        raise _UnfitError(f"`{path}` cannot be read: {error.strerror}") from None
-    finally:
-        os.close(descriptor)
-    if stat.st_uid != os.geteuid():
-        raise _UnfitError(f"`{path}` belongs to user {stat.st_uid}")
-    if not all((now.st_size, now.st_mtime_ns, now.st_ino) == seen[:3] for now in (stat, after)):
-        raise _UnfitError(f"`{path}` changed while it was read")
-    return head, digest.finish(running), 0o755 if stat.st_mode & 0o100 else 0o644
-
-
-def _read_up_to(descriptor: int, limit: int) -> bytes:
-    data = os.read(descriptor, limit)
-    while len(data) < limit and (piece := os.read(descriptor, limit - len(data))):
-        data += piece
-    return data
 
 
 class _Packed:
@@ -260,7 +156,10 @@ class _Packed:
             path.unlink()
             raise
         self.layers.append(packed)
-        self.paths[packed.digest] = path
+        if packed.digest in self.paths:  # another domain has the same files
+            path.unlink()
+        else:
+            self.paths[packed.digest] = path
 
     def discard(self) -> None:
         """Remove what `commit` did not take."""
@@ -295,7 +194,7 @@ class _Source:
     def _siblings_in(self, unit: Unit) -> Mapping[str, set[str]]:
         """Remembered for one unit, since files come unit by unit: a unit may hold thousands of relocated ones."""
         if unit is not self._unit:
-            self._unit, self._names = unit, _siblings([member.path for member in unit.files])
+            self._unit, self._names = unit, siblings_of([member.path for member in unit.files])
         return self._names
 
 

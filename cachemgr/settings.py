@@ -34,6 +34,7 @@ class Settings:
     report: Path | None
     deadline: float
     wait: float
+    ready_file: Path | None
     origins: Mapping[str, str]
     """Where each value comes from: `default`, a file, a variable or a flag."""
 
@@ -102,6 +103,11 @@ TABLE: tuple[Setting, ...] = (
     Setting("strict", _switch, "stop with exit code 125 when the cache itself fails, instead of going on without it"),
     Setting("ignore_arg", _texts, "arguments of a program that do not shape what it compiles, such as --port"),
     Setting("report", _text, "file that `run` writes its report to, as JSON"),
+    Setting(
+        "ready_file",
+        _text,
+        "file that appears when a long-running command is ready",
+    ),
     Setting("deadline", _seconds, "seconds that looking up and restoring may delay a start"),
     Setting("wait", _seconds, "seconds to wait for another launch on this host that compiles the same key"),
 )
@@ -147,7 +153,6 @@ def load(
 def _settled(values: Mapping[str, Value], origins: Mapping[str, str]) -> Settings:
     home = Path(str(values["home"])).expanduser().absolute()
     store = values.get("store")
-    report = values.get("report")
     return Settings(
         home=home,
         store=home / "store" if store is None else Path(str(store)).expanduser().absolute(),
@@ -155,11 +160,16 @@ def _settled(values: Mapping[str, Value], origins: Mapping[str, str]) -> Setting
         read_only=bool(values["read_only"]),
         strict=bool(values["strict"]),
         ignore_arg=cast("tuple[str, ...]", values["ignore_arg"]),
-        report=None if report is None else Path(str(report)).absolute(),
+        report=_path(values.get("report")),
         deadline=cast("float", values["deadline"]),
         wait=cast("float", values["wait"]),
+        ready_file=_path(values.get("ready_file")),
         origins={setting.name: origins.get(setting.name, "default") for setting in TABLE},
     )
+
+
+def _path(value: Value | None) -> Path | None:
+    return None if value is None else Path(str(value)).expanduser().absolute()
 
 
 def _defaults(environ: Mapping[str, str]) -> dict[str, Value]:

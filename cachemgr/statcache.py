@@ -40,13 +40,14 @@ class StatCache:
             return cls({})
 
     def save(self, path: Path) -> None:
-        """Write the cache where it changed; it only saves work, so a failure to write it is no failure."""
+        """Write what changed, without files that are gone; it only saves work, so a failure to write is no failure."""
         if not self.changed:
             return
+        known = {file: entry for file, entry in self._entries.items() if os.path.lexists(file)}
         aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            aside.write_bytes(msgspec.msgpack.encode(self._entries))
+            aside.write_bytes(msgspec.msgpack.encode(known))
             aside.rename(path)
 
     def get(self, path: str, seen: Seen) -> File | None:
@@ -62,10 +63,3 @@ class StatCache:
             return
         self._entries[path] = _Entry(*seen[:3], file)
         self.changed = True
-
-    def keep_existing(self) -> None:
-        """Forget files that are gone."""
-        gone = [path for path in self._entries if not os.path.lexists(path)]
-        for path in gone:
-            del self._entries[path]
-        self.changed = self.changed or bool(gone)

@@ -11,10 +11,10 @@ from cachemgr.cli.session import PASS_THROUGH, cache_of, command_argument, setti
 from cachemgr.domains import TORCH_PROGRAM
 from cachemgr.factors import Profile, describe
 from cachemgr.heads import Heads
-from cachemgr.key import derive, folder
+from cachemgr.key import derive
 from cachemgr.launch import KEY_VARIABLE, store_salt
-from cachemgr.live import live_root, live_target, pins
-from cachemgr.warm import Found, find
+from cachemgr.live import pins, planned
+from cachemgr.lookup import Found, find
 
 
 def _profile(ctx: click.Context, command: tuple[str, ...]) -> Profile:
@@ -65,8 +65,7 @@ def env(ctx: click.Context, as_json: bool, command: tuple[str, ...]) -> None:
     """Print the variables that `cachemgr run -- CMD` would set, as `export` lines for a shell."""
     profile = _profile(ctx, command)
     key = derive(profile.factors)
-    own = f"{live_root(os.environ)}/cachemgr/{folder(key)}"
-    pinned = pins([live_target(domain, os.environ, own) for domain in TORCH_PROGRAM])
+    pinned = pins(planned(os.environ, TORCH_PROGRAM, key))
     variables = {**profile.constants, **pinned, KEY_VARIABLE: key}
     if as_json:
         output.document(key=key, variables=variables)

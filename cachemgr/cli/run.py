@@ -23,6 +23,7 @@ from cachemgr.settings import Settings
 @click.option("--strict", is_flag=True, default=None, help="exit with 125 when the cache fails, instead of going on")
 @click.option("--ignore-arg", multiple=True, metavar="NAME", help="argument that does not shape what is compiled")
 @click.option("--deadline", type=float, metavar="SECONDS", help="how long look-up and restore may delay the start")
+@click.option("--ready-file", metavar="FILE", help="file that appears when CMD, which runs for long, is ready")
 @click.option("--wait", type=float, metavar="SECONDS", help="how long to wait for a launch that compiles the same key")
 @command_argument
 @click.pass_context
@@ -34,6 +35,7 @@ def run(
     strict: bool | None,
     ignore_arg: tuple[str, ...],
     deadline: float | None,
+    ready_file: str | None,
     wait: float | None,
     command: tuple[str, ...],
 ) -> None:
@@ -52,6 +54,7 @@ def run(
         strict=strict,
         ignore_arg=ignore_arg or None,
         deadline=deadline,
+        ready_file=ready_file,
         wait=wait,
     )
     ctx.exit(_launched(settings, command))
@@ -70,8 +73,9 @@ def _launched(settings: Settings, command: tuple[str, ...]) -> int:
         ignored_args=settings.ignore_arg,
         deadline=settings.deadline,
         wait=settings.wait,
+        ready_file=settings.ready_file,
     )
-    return launch.run(order, open_cache(settings), WallClock(), _Teller(settings.report))
+    return launch.run(order, open_cache(settings, os.environ), WallClock(), _Teller(settings.report))
 
 
 def _become(command: tuple[str, ...]) -> NoReturn:
@@ -84,6 +88,9 @@ class _Teller:
 
     def __init__(self, report: Path | None) -> None:
         self._report = report
+
+    def note(self, line: str) -> None:
+        output.say(line)
 
     def started(self, event: launch.Started) -> None:
         for line in event.trouble:

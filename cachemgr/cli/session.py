@@ -25,6 +25,9 @@ class WallClock:
     def monotonic(self) -> float:
         return time.monotonic()
 
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
     def text(self) -> str:
         return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -39,7 +42,7 @@ def settings_of(ctx: click.Context, **flags: Value | None) -> Settings:
 
 def cache_of(ctx: click.Context) -> Cache:
     """The cache of this invocation."""
-    return open_cache(settings_of(ctx))
+    return open_cache(settings_of(ctx), os.environ)
 
 
 def new_launch() -> str:

@@ -5,12 +5,12 @@ worthless), how a file proves that it is whole, and which files name their own d
 `TABLE`; the rules of each family are in the module named after it.
 """
 
-from cachemgr.domains.domain import Domain, Pin
+from cachemgr.domains.domain import Domain, Target
 from cachemgr.domains.torch import INDUCTOR
 from cachemgr.domains.triton import TRITON
 from cachemgr.domains.vllm import MODELINFOS, TORCH_COMPILE
 
-__all__ = ["TABLE", "TORCH_PROGRAM", "Domain", "Pin", "by_name"]
+__all__ = ["TABLE", "TORCH_PROGRAM", "Domain", "Target", "by_name"]
 
 TABLE: tuple[Domain, ...] = (TORCH_COMPILE, INDUCTOR, TRITON, MODELINFOS)
 """Every domain that this release can restore."""

@@ -15,17 +15,6 @@ class Relocation:
 
 
 @dataclass(frozen=True)
-class Pin:
-    """A variable that this launch sets for its child, and the directory that it names."""
-
-    domain: str
-    variable: str
-    directory: str
-    ours: bool
-    """False when the user set the variable: then it is respected, and only reported."""
-
-
-@dataclass(frozen=True)
 class Domain:
     """One cache. All paths are relative to its directory, with `/`."""
 
@@ -50,3 +39,13 @@ class Domain:
     """The engine's own name of a unit, where it has one."""
     keeps_mtimes: bool = field(kw_only=True, default=False)
     """Whether validity depends on modification times (ninja)."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A domain and its live directory for one launch."""
+
+    domain: Domain
+    directory: str
+    ours: bool
+    """False where the user chose the directory."""

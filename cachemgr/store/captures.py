@@ -56,11 +56,13 @@ def keys(store: Store) -> list[Key]:
     return sorted({key for key, _name in manifests(store)})
 
 
-def captures(store: Store, key: Key, damaged: list[Damaged]) -> tuple[Capture, ...]:
-    """The readable captures of a key, oldest first. What cannot be used is appended to `damaged`."""
+def captures(
+    store: Store, key: Key, damaged: list[Damaged], *, without: frozenset[Digest] = frozenset()
+) -> tuple[Capture, ...]:
+    """The readable captures of a key, oldest first, leaving out `without`. What cannot be used goes to `damaged`."""
     found = []
     for entry in store.scan(layout.artifact_prefix(key)):
-        if not entry.name.endswith(layout.MANIFEST_SUFFIX):
+        if not entry.name.endswith(layout.MANIFEST_SUFFIX) or layout.capture_of(entry.name) in without:
             continue
         try:
             found.append(load(store, key, entry.name))
@@ -78,11 +80,10 @@ def load(store: Store, key: Key, name: str) -> Capture:
         NotFoundError: it vanished.
         CorruptError: it is torn, swapped, hostile, or belongs to another key.
     """
-    digits = name.rsplit("/", 1)[-1].removesuffix(layout.MANIFEST_SUFFIX)
-    short = digits[:12]
+    capture = layout.capture_of(name)
+    short = name.rsplit("/", 1)[-1][:12]
     packed = store.read(name, limit=MAX_MANIFEST_BYTES)
     data = _inflate(packed, short)
-    capture = digest.from_hex(digits)
     if capture is None or digest.of_bytes(data) != capture:
         raise CorruptError(f"capture {short} has other bytes than its name says")
     manifest = decode_manifest(data, name=short)
@@ -192,6 +193,35 @@ def remove(store: Store, plan: Removal) -> None:
     """Carry out a plan: hints, manifests, layers. A crash in between leaves no manifest without its layers."""
     for name in (*plan.hints, *plan.manifests, *plan.layers):
         store.delete(name)
+
+
+def quarantine(store: Store, capture: Digest, *, host: str, reason: str, since: str) -> None:
+    """Keep this host from using a capture again. The capture itself stays, as evidence and for other hosts."""
+    report = msgspec.json.encode({"reason": reason, "since": since}, order="sorted")
+    store.put(layout.quarantine_name(capture, host), report)
+
+
+def quarantined(store: Store, host: str) -> frozenset[Digest]:
+    """The captures that `host` does not use."""
+    found = set()
+    for entry in store.scan(layout.QUARANTINE):
+        capture = digest.from_hex(entry.name.split("/")[1])
+        if capture is not None and entry.name == layout.quarantine_name(capture, host):
+            found.add(capture)
+    return frozenset(found)
+
+
+def discard_damaged(store: Store, layer: Digest) -> bool:
+    """Remove a layer whose bytes are not those of its name, so that the next publish can write it. Whether it was."""
+    name = layout.layer_name(layer)
+    running = digest.hasher()
+    try:
+        with store.open(name) as stream:
+            while piece := stream.read(1 << 20):
+                running.update(piece)
+    except NotFoundError:
+        return False
+    return digest.finish(running) != layer and store.delete(name)
 
 
 def record(store: Store, launch: Launch) -> None:

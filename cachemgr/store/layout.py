@@ -15,6 +15,7 @@
 In names the colon of a key or digest is a dash or left out. A newer layout is refused and never re-stamped.
 """
 
+import re
 import secrets
 
 import msgspec
@@ -34,6 +35,8 @@ _LAYOUT_LIMIT = 64 << 10
 ARTIFACTS = "artifacts/"
 LAYERS = "layers/sha256/"
 LAUNCHES = "launches/"
+QUARANTINE = "quarantine/"
+_PLAIN_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 MANIFEST_SUFFIX = ".json.zst"
 LAYER_SUFFIX = ".tar.zst"
 
@@ -60,6 +63,17 @@ def artifact_prefix(key: Key) -> str:
 def manifest_name(key: Key, capture: Digest) -> str:
     """Where a capture's manifest lies."""
     return f"{artifact_prefix(key)}{digest.hex_of(capture)}{MANIFEST_SUFFIX}"
+
+
+def capture_of(name: str) -> Digest | None:
+    """The capture whose manifest has this object name, or None when it is not spelled like one."""
+    return digest.from_hex(name.rsplit("/", 1)[-1].removesuffix(MANIFEST_SUFFIX))
+
+
+def quarantine_name(capture: Digest, host: str) -> str:
+    """Where a host says that it does not use a capture. Host names are not paths, so odd ones are fingerprinted."""
+    plain = host if _PLAIN_HOST.fullmatch(host) else digest.fingerprint(host.encode("utf-8", "backslashreplace"))
+    return f"{QUARANTINE}{digest.hex_of(capture)}/{plain}.json"
 
 
 def entry_name(entry: str, key: Key) -> str:

@@ -1,0 +1,134 @@
+"""Who uses a live directory: one small file per launch, that says which process it is and still beats.
+
+Not a lock. flock does nothing on some shared file systems, survives nothing in others, and its holder cannot be told
+from another container's process of the same number. A record is made under a name of its own, so it cannot be torn or
+lost to a race; two launches that see each other both step aside, which costs a directory and never a wrong result.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from cachemgr.observe import STAGE_PREFIX
+
+BEAT_SECONDS = 30.0
+STALE_SECONDS = 300.0
+"""How long a holder that cannot be looked at (another host, another container) counts after its last beat."""
+
+_FOLDER = f"{STAGE_PREFIX}held"
+
+Purpose = Literal["compiling", "warm"]
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """One launch that uses a directory."""
+
+    launch: str
+    purpose: Purpose
+    pid: int
+    started: str
+    """Start time of the process in clock ticks since boot, which a second process of this number cannot share."""
+    boot: str
+    namespace: str
+    """The PID namespace: `pid` means nothing outside of it."""
+
+
+def describe_self(launch: str, purpose: Purpose) -> Holder:
+    """The record of this process."""
+    pid = os.getpid()
+    return Holder(launch, purpose, pid, _start_time(pid) or "", _read("/proc/sys/kernel/random/boot_id"), _namespace())
+
+
+class Hold:
+    """This launch's record in one directory, from `take` until `release`. Beat it at least every BEAT_SECONDS."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._beaten = time.monotonic()
+
+    @classmethod
+    def take(cls, directory: str, holder: Holder) -> "Hold":
+        """Say that `holder` uses `directory`, which is made if it is missing. Raises OSError where that is refused."""
+        folder = f"{directory}/{_FOLDER}"
+        os.makedirs(folder, mode=0o755, exist_ok=True)
+        path = f"{folder}/{holder.launch}.json"
+        aside = f"{folder}/.{holder.launch}"
+        with open(aside, "xb") as file:
+            file.write(msgspec.json.encode(holder))
+        os.rename(aside, path)
+        return cls(path)
+
+    def beat(self) -> None:
+        """Show that we are alive, when it is time to."""
+        now = time.monotonic()
+        if now - self._beaten >= BEAT_SECONDS:
+            self._beaten = now
+            with suppress(OSError):
+                os.utime(self._path)
+
+    def release(self) -> None:
+        """We do not use the directory any more."""
+        with suppress(OSError):
+            os.unlink(self._path)
+            os.rmdir(os.path.dirname(self._path))
+
+
+def others(directory: str, launch: str, *, now: float) -> list[Holder]:
+    """The living holders of `directory` but for `launch`. Records of the dead are removed."""
+    return [holder for name, holder in _records(directory) if holder.launch != launch and _lives(name, holder, now)]
+
+
+def _records(directory: str) -> Iterator[tuple[str, Holder]]:
+    folder = f"{directory}/{_FOLDER}"
+    try:
+        names = sorted(name for name in os.listdir(folder) if name.endswith(".json"))
+    except OSError:
+        return
+    for name in names:
+        path = f"{folder}/{name}"
+        with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            yield path, msgspec.json.decode(Path(path).read_bytes(), type=Holder)
+
+
+def _lives(path: str, holder: Holder, now: float) -> bool:
+    """By looking at the process where we can see it, and by its beat where we cannot."""
+    if holder.boot == _read("/proc/sys/kernel/random/boot_id") and holder.namespace == _namespace():
+        alive = _start_time(holder.pid) == holder.started
+    else:
+        alive = _beats(path, now)
+    if not alive:
+        with suppress(OSError):
+            os.unlink(path)
+    return alive
+
+
+def _beats(path: str, now: float) -> bool:
+    try:
+        return now - os.stat(path).st_mtime < STALE_SECONDS
+    except OSError:
+        return False
+
+
+def _start_time(pid: int) -> str | None:
+    """Field 22 of `/proc/<pid>/stat` (proc(5)); None when there is no such process, or only its zombie."""
+    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else None
+
+
+def _namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return "unknown"
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""

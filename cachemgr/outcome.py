@@ -1,0 +1,157 @@
+"""The outcome of a launch: the capture of what its command used or made, and the record of how it went."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+
+from cachemgr import __version__
+from cachemgr.cache import Cache
+from cachemgr.capture import LAYOUT, Launch, Manifest, Provenance
+from cachemgr.child import Ended
+from cachemgr.factors import Profile
+from cachemgr.key import Key
+from cachemgr.lookup import Found
+from cachemgr.publish import Published, publish
+from cachemgr.statcache import StatCache
+from cachemgr.store.lock import held
+from cachemgr.warm import Restored
+from cachemgr.watch import Work
+
+REPORT_SCHEMA = 1
+_PUBLISHER_WAIT = 30.0
+
+NOT_PUBLISHED = Published(None, 0, 0, 0, (), "")
+
+
+class Time(Protocol):
+    """As much of a clock as a capture needs."""
+
+    def now_ns(self) -> int: ...
+
+
+class Start(msgspec.Struct, frozen=True):
+    """How a launch began."""
+
+    launch: str
+    host: str
+    began: str
+    key: Key
+    profile: Profile
+    found: Found
+    restored: Restored
+    seconds: float
+    """Until the command could start."""
+
+
+class Ran(msgspec.Struct, frozen=True):
+    """A command that has ended."""
+
+    ended: Ended
+    seconds: float
+    ready_work: Work | None
+    """What it had done when its ready sign was seen and it had come to rest."""
+    captured: Published
+    """What was published while it ran."""
+
+
+class Outcome:
+    """Captures and records of one launch. `refusal` says why nothing may be captured, or None."""
+
+    def __init__(self, cache: Cache, clock: Time, start: Start, *, refusal: str | None) -> None:
+        self._cache, self._clock, self._start, self._refusal = cache, clock, start, refusal
+
+    def capture(self, work: Work, *, seconds: float, complete: bool) -> Published:
+        """Publish what is new in `work`. One publisher per host and key.
+
+        Raises:
+            StoreError, CorruptError: as `cachemgr.publish.publish`.
+        """
+        refusal = self._refusal or self._needless(work)
+        if refusal:
+            return msgspec.structs.replace(NOT_PUBLISHED, reason=refusal)
+        key = self._start.key
+        remembered = self._cache.stat_cache(key)
+        stat_cache = StatCache.load(remembered)
+        with held(self._cache.lock(key, "publish"), wait=_PUBLISHER_WAIT):
+            published = publish(
+                self._cache.store,
+                self._draft(seconds, complete=complete),
+                work.trees,
+                stat_cache,
+                near=self._start.found.captures,
+                now_ns=self._clock.now_ns(),
+            )
+        stat_cache.save(remembered)
+        return published
+
+    def _needless(self, work: Work) -> str | None:
+        found, offered = self._start.found, self._start.restored.offered
+        covered = all(tree.touched <= offered.get(tree.domain.name, frozenset()) for tree in work.trees)
+        return "nothing new to capture" if found.result == "exact" and not work.grown and covered else None
+
+    def _draft(self, seconds: float, *, complete: bool) -> Manifest:
+        start, profile = self._start, self._start.profile
+        return Manifest(
+            layout=LAYOUT,
+            key=start.key,
+            factors=tuple(sorted(profile.factors)),
+            needs=profile.needs,
+            engine=profile.engine,
+            engine_version=profile.engine_version,
+            model=profile.model,
+            device=profile.device,
+            created=start.began,
+            launch=start.launch,
+            complete=complete,
+            layers=(),
+            provenance=Provenance(__version__, start.host, profile.command),
+            timings={"run": round(seconds, 3)} if start.found.result == "none" and complete else {},
+        )
+
+    def launch(
+        self, ran: Ran, work: Work, published: Published, *, publish_seconds: float, errors: Mapping[str, int]
+    ) -> Launch:
+        """The launch record, which is also the report."""
+        start, profile = self._start, self._start.profile
+        found, restored = start.found, start.restored
+        ready = ran.ready_work
+        return Launch(
+            schema=REPORT_SCHEMA,
+            launch=start.launch,
+            key=start.key,
+            result=found.result,
+            artifact=found.artifact,
+            where=found.where,
+            verdict=work.verdict,
+            reasons=self._reasons(ran, published),
+            restored_files=restored.files,
+            restored_bytes=restored.bytes,
+            restore_seconds=round(start.seconds, 3),
+            present_files=restored.present,
+            added=work.added,
+            added_after_ready=0 if ready is None else max(0, work.grown - ready.grown),
+            phases={
+                "restore": round(start.seconds, 3),
+                "run": round(ran.seconds, 3),
+                "publish": round(publish_seconds, 3),
+            },
+            published=published.capture or ran.captured.capture,
+            errors=dict(errors),
+            started=start.began,
+            exit_code=ran.ended.code,
+            engine=profile.engine,
+            engine_version=profile.engine_version,
+            model=profile.model,
+            device=profile.device,
+            host=start.host,
+            differs=found.differs,
+        )
+
+    def _reasons(self, ran: Ran, published: Published) -> tuple[str, ...]:
+        found, restored = self._start.found, self._start.restored
+        damaged = [f"damaged capture: {capture.reason}" for capture in found.damaged]
+        running = ["processes that the command started are still running"] if ran.ended.left_behind else []
+        refused = [f"{unit.domain} {unit.unit} not captured: {unit.reason}" for unit in published.refused]
+        unpublished = [f"nothing published: {published.reason}"] if published.reason else []
+        return (*found.reasons, *restored.reasons, *damaged, *running, *refused, *unpublished)

@@ -1,0 +1,90 @@
+"""Failures that must not stop the command: counted by name, said once, raised only when the order is strict."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from cachemgr.bounded import within
+from cachemgr.cache import Cache
+from cachemgr.errors import CacheError, CannotExecuteError, DeadlineError, LaunchError, NoSuchCommandError
+
+T = TypeVar("T")
+
+
+class Trouble:
+    """What went wrong in one launch."""
+
+    def __init__(self, *, strict: bool) -> None:
+        self._strict = strict
+        self._lines: list[str] = []
+        self.errors: Counter[str] = Counter()
+
+    def attempt(self, name: str, default: T, step: Callable[[], T]) -> T:
+        """What `step` returns, or `default` when it fails.
+
+        Raises:
+            NoSuchCommandError, CannotExecuteError: these are about the command, not about us.
+            LaunchError: it failed, and the order is strict.
+        """
+        try:
+            return step()
+        except (NoSuchCommandError, CannotExecuteError):
+            raise
+        except Exception as error:  # noqa: BLE001 - the engine starts even when cachemgr has a bug (design, rule 3)
+            self._note(name, error)
+            return default
+
+    def _note(self, name: str, error: Exception) -> None:
+        reason = str(error) if isinstance(error, CacheError) else f"{type(error).__name__}: {error}"
+        if self._strict:
+            hint = error.hint if isinstance(error, CacheError) else None
+            raise LaunchError(f"{name} failed: {reason}", hint=hint) from error
+        self.errors[name] += 1
+        self.say(f"{name} failed: {reason}")
+
+    def say(self, line: str) -> None:
+        """Something that a person should read with the next line of the launch."""
+        self._lines.append(line)
+
+    def lines(self) -> tuple[str, ...]:
+        """What was said since this was last asked."""
+        lines, self._lines = tuple(self._lines), []
+        return lines
+
+
+class Time(Protocol):
+    """As much of a clock as patience needs."""
+
+    def now_ns(self) -> int: ...
+
+
+class Patience:
+    """Asks the store, for so long and no longer; once it did not answer, not again for a while."""
+
+    def __init__(self, cache: Cache, clock: Time, trouble: Trouble) -> None:
+        self._cache, self._clock, self._trouble = cache, clock, trouble
+        self._rests: bool | None = None
+
+    def ask(self, name: str, default: T, step: Callable[[], T], *, seconds: float) -> T:
+        """What `step` returns, or `default` when it fails, takes longer than `seconds`, or the store is left alone."""
+        if self.rests():
+            return default
+        return self._trouble.attempt(name, default, lambda: self._within(name, step, seconds))
+
+    def rests(self) -> bool:
+        """Whether the store is left alone; said once."""
+        if self._rests is None:
+            left = self._cache.rests(self._clock.now_ns() / 1e9)
+            self._rests = left > 0
+            if self._rests:
+                self._trouble.say(f"{self._cache.store} did not answer in time and is left alone for {left:.0f} s")
+                self._trouble.errors["store left alone"] += 1
+        return self._rests
+
+    def _within(self, name: str, step: Callable[[], T], seconds: float) -> T:
+        try:
+            return within(seconds, f"{name} in {self._cache.store}", step)
+        except DeadlineError:
+            self._rests = True
+            self._cache.let_rest(self._clock.now_ns() / 1e9)
+            raise

@@ -1,0 +1,114 @@
+"""Watching a launch: what its command has used and added so far, and whether it has come to rest."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from cachemgr import observe
+from cachemgr.capture import Verdict
+from cachemgr.domains import Target
+from cachemgr.examine import Tree
+
+QUIET_SECONDS = 10.0
+"""After a ready sign, how long nothing may change before a capture is made."""
+REST_SECONDS = 60.0
+"""The same without a ready sign: compiling one graph can take a while in which no file appears."""
+_LOOK_SECONDS = 5.0
+
+
+class Work(msgspec.Struct, frozen=True):
+    """What a command has done to its live directories."""
+
+    trees: tuple[Tree, ...]
+    added: dict[str, int]
+    """Per domain, files that travel and are new or changed."""
+    verdict: Verdict
+
+    @property
+    def grown(self) -> int:
+        return sum(self.added.values())
+
+
+class Watch:
+    """The live directories of one command, against what lay in them when it started."""
+
+    def __init__(self, targets: Sequence[Target], offered: Mapping[str, frozenset[str]]) -> None:
+        self._targets = targets
+        self._offered = offered
+        self._before = [
+            observe.forget_reads(target.directory, observe.scan(target.directory, target.domain.travels))
+            for target in targets
+        ]
+
+    def work(self, *, settled_since: "Work | None" = None) -> Work:
+        """What has been done so far.
+
+        `settled_since` is an earlier look: units that changed since then are left out, because somebody writes them.
+        """
+        trees: list[Tree] = []
+        added: dict[str, int] = {}
+        offered = read = 0
+        known = True
+        for index, target in enumerate(self._targets):
+            before, after = self._before[index], observe.scan(target.directory, target.domain.travels)
+            kept = not before or observe.keeps_access_times(target.directory)
+            growth = observe.growth(before, after, access_times=kept)
+            ours = self._offered.get(target.domain.name, frozenset())
+            added[target.domain.name] = len(growth.added)
+            offered += len(ours)
+            known = known and growth.read is not None
+            read += len(ours & (growth.read or frozenset()))
+            tree = Tree(target.domain, target.directory, after, _touched(target, growth, after))
+            trees.append(tree if settled_since is None else _settled(tree, settled_since.trees[index]))
+        return Work(tuple(trees), added, observe.verdict(offered, read if known else None, sum(added.values())))
+
+
+def _touched(target: Target, growth: observe.Growth, after: observe.Snapshot) -> frozenset[str]:
+    """Without access times, everything in a directory of ours counts as used: better a unit too many than a start that
+    compiles it again. A directory of the user's may hold the caches of many programs, so there only what is new."""
+    if growth.read is None:
+        return frozenset(after) if target.ours else growth.added
+    return growth.added | growth.read
+
+
+def _settled(tree: Tree, earlier: Tree) -> Tree:
+    """Without the units in which a file appeared, vanished or changed since `earlier`."""
+    paths = tree.seen.keys() | earlier.seen.keys()
+    moving = {tree.domain.unit_of(path) for path in paths if not _same(tree.seen.get(path), earlier.seen.get(path))}
+    kept = {path: seen for path, seen in tree.seen.items() if tree.domain.unit_of(path) not in moving}
+    return msgspec.structs.replace(tree, seen=kept)
+
+
+def _same(now: observe.Seen | None, then: observe.Seen | None) -> bool:
+    return now is not None and then is not None and now.same_bytes(then)
+
+
+class Rest:
+    """Decides when a running command has come to rest: ready and quiet, or at least quiet for long."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._looked = 0.0
+        self._changed = 0.0
+        self._last: Work | None = None
+
+    def reached(self, now: float, *, ready: bool) -> Work | None:
+        """The work of a command that rests, else None. `now` in monotonic seconds; asked about once a second."""
+        if now - self._looked < _LOOK_SECONDS:
+            return None
+        self._looked = now
+        work = self._watch.work()
+        if self._last is None or any(
+            not _unchanged(tree, last) for tree, last in zip(work.trees, self._last.trees, strict=True)
+        ):
+            self._changed = now
+        self._last = work
+        wanted = QUIET_SECONDS if ready else REST_SECONDS
+        rests = now - self._changed >= wanted and (ready or work.grown > 0)
+        return work if rests else None
+
+
+def _unchanged(tree: Tree, last: Tree) -> bool:
+    return tree.seen.keys() == last.seen.keys() and all(
+        _same(seen, last.seen.get(path)) for path, seen in tree.seen.items()
+    )

@@ -1,0 +1,661 @@
+"""Warm: find the right artifact, and put it where the engine will look, whole or not at all."""
+
+import io
+import os
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cachemgr.capture import File, Layer, Manifest, Unit, encode_manifest
+from cachemgr.digest import of_bytes
+from cachemgr.domains import TABLE, Domain, Target
+from cachemgr.domains.torch import INDUCTOR
+from cachemgr.domains.triton import TRITON
+from cachemgr.errors import CorruptError, StoreError
+from cachemgr.key import Factor, Relations, derive
+from cachemgr.layer import pack
+from cachemgr.lookup import Found
+from cachemgr.observe import STAGE_PREFIX
+from cachemgr.store import Store, layout
+from cachemgr.store.captures import commit
+from cachemgr.warm import choose
+from tests.conftest import MakeDisk
+from tests.stores import Corrupting, ListOnce, Recording, Unreadable, spool
+from tests.trees import (
+    FACTORS,
+    NOW_NS,
+    TEN_HEX,
+    assert_moved,
+    build,
+    changed,
+    draft,
+    inductor,
+    inductor_files,
+    live,
+    look_up,
+    noise,
+    publish_trees,
+    read,
+    restore_found,
+    state,
+    targets,
+    torch_compile,
+    tree_of,
+    triton,
+    triton_kernel,
+    unit,
+    write,
+)
+
+KEY = derive(FACTORS)
+NEAR = changed("vllm.max_model_len", "4096")
+BLIND = changed("speculative.tokens", "5")
+GUARDED = changed("torch", "2.12.0")
+
+
+def triton_at(root: Path, *, ours: bool = True) -> list[Target]:
+    return [Target(TRITON, str(root), ours)]
+
+
+def leftovers(root: Path) -> list[str]:
+    """Staging directories anywhere below `root`."""
+    return [str(path) for path in root.rglob(f"{STAGE_PREFIX}*")]
+
+
+# Restoring into an empty place
+
+
+@pytest.mark.parametrize(
+    "name", ["new", "live-and-more", "live/deeper", 'a b/it\'s "quoted"', "ünï/文", "x" * 200, "with\nnewline", "@dir@"]
+)
+@pytest.mark.parametrize("ours", [True, False], ids=["ours", "the user's"])
+def test_what_was_captured_arrives_under_any_other_root(tmp_path: Path, store: Store, name: str, ours: bool) -> None:
+    old, new = tmp_path / "live", tmp_path / name / "root"
+    publish_trees(store, build(old))
+    restored = restore_found(store, look_up(store), targets(new, ours=ours))
+    assert restored.reasons == ()
+    relocated = {domain.name: assert_moved(domain, old / domain.name, new / domain.name) for domain in TABLE}
+    assert relocated == {"torch_compile": 3, "inductor": 1, "triton": 2, "modelinfos": 0}
+    arrived = {domain.name: set(read(new / domain.name)) for domain in TABLE}
+    assert restored.files == sum(len(paths) for paths in arrived.values())
+    assert restored.offered == {name: frozenset(paths) for name, paths in arrived.items()}
+    assert restored.present == 0
+    assert leftovers(tmp_path) == []
+
+
+def test_restored_trees_can_be_published_and_restored_again(tmp_path: Path, store: Store) -> None:
+    publish_trees(store, build(tmp_path / "1"))
+    restore_found(store, look_up(store), targets(tmp_path / "2"))
+    published = publish_trees(store, live(tmp_path / "2"), draft(NEAR))
+    assert published.refused == ()
+    first, second = look_up(store).captures[0], look_up(store, NEAR).captures[0]
+    assert first.manifest.layers == second.manifest.layers
+    assert publish_trees(store, live(tmp_path / "2"), draft(launch="b")).capture is None
+
+
+def test_restored_files_look_unread_whole_and_new(tmp_path: Path, store: Store) -> None:
+    old, new = tmp_path / "live", tmp_path / "new"
+    build(old)
+    tool = next((old / "triton").rglob("*.so"))
+    tool.chmod(0o755)
+    publish_trees(store, live(old))
+    restore_found(store, look_up(store), targets(new))
+    for path in [path for path in new.rglob("*") if path.is_file()]:
+        status = path.stat()
+        assert status.st_atime_ns == 0, path
+        assert status.st_mtime_ns == NOW_NS
+        assert status.st_nlink == 1
+        assert bool(status.st_mode & 0o100) == (path.name == tool.name and "triton" in str(path.parent.parent))
+        assert status.st_uid == os.geteuid()
+
+
+def test_modes_do_not_depend_on_who_captured(tmp_path: Path, store: Store) -> None:
+    write(tmp_path / "live", {"K/x": b"1"})
+    (tmp_path / "live/K/x").chmod(0o600)
+    publish_trees(store, [tree_of(TRITON, tmp_path / "live")])
+    before = os.umask(0o022)
+    try:
+        restore_found(store, look_up(store), triton_at(tmp_path / "new"))
+    finally:
+        os.umask(before)
+    assert (tmp_path / "new/K/x").stat().st_mode & 0o777 == 0o644
+
+
+def test_an_empty_directory_of_the_target_is_no_obstacle(tmp_path: Path, store: Store) -> None:
+    publish_trees(store, build(tmp_path / "live"))
+    for target in targets(tmp_path / "new"):
+        os.makedirs(target.directory)
+    assert restore_found(store, look_up(store), targets(tmp_path / "new")).reasons == ()
+    for domain in TABLE:
+        assert_moved(domain, tmp_path / "live" / domain.name, tmp_path / "new" / domain.name)
+
+
+# Restoring beside what is there
+
+
+@pytest.fixture
+def two_kernels(tmp_path: Path, store: Store) -> list[str]:
+    """The names of two kernels that the store has."""
+    keys = [triton_kernel(tmp_path / "live", seed) for seed in ("one", "two")]
+    publish_trees(store, [tree_of(TRITON, tmp_path / "live")])
+    return keys
+
+
+@pytest.mark.parametrize("ours", [True, False], ids=["ours", "the user's"])
+def test_a_unit_that_is_there_already_stays_and_counts_as_offered(
+    tmp_path: Path, store: Store, two_kernels: list[str], ours: bool
+) -> None:
+    new = tmp_path / "new"
+    triton_kernel(new, "one")
+    before = state(new)
+    restored = restore_found(store, look_up(store), triton_at(new, ours=ours))
+    assert (restored.files, restored.present, restored.reasons) == (8, 8, ())
+    assert {path.split("/")[0] for path in restored.offered["triton"]} == set(two_kernels)
+    after = state(new)
+    assert {path: after[path] for path in before} == before
+    assert_moved(TRITON, tmp_path / "live", new)
+    assert leftovers(tmp_path) == []
+
+
+def test_a_second_restore_places_nothing(tmp_path: Path, store: Store, two_kernels: list[str]) -> None:
+    restore_found(store, look_up(store), triton_at(tmp_path / "new"))
+    before = state(tmp_path / "new")
+    recording = Recording(store)
+    restored = restore_found(recording, look_up(store), triton_at(tmp_path / "new"))
+    assert (restored.files, restored.present, restored.reasons) == (0, 16, ())
+    assert state(tmp_path / "new") == before
+    assert recording.opened() == []
+
+
+def keep_one(unit: Path) -> None:
+    for path in unit.iterdir():
+        if path.suffix != ".ptx":
+            path.unlink()
+
+
+DIFFERENT: dict[str, Callable[[Path], object]] = {
+    "one file missing": lambda unit: (unit / "add_kernel.ptx").unlink(),
+    "only one file there": keep_one,
+    "another size": lambda unit: (unit / "add_kernel.ptx").write_bytes(b"longer than it was" * 99),
+    "an empty file": lambda unit: (unit / "add_kernel.ptx").write_bytes(b""),
+}
+
+
+@pytest.mark.parametrize("ours", [True, False], ids=["ours", "the user's"])
+@pytest.mark.parametrize("change", DIFFERENT.values(), ids=DIFFERENT.keys())
+def test_a_unit_that_is_there_otherwise_is_left_as_it_is_and_said(
+    tmp_path: Path, store: Store, two_kernels: list[str], change: Callable[[Path], object], ours: bool
+) -> None:
+    new = tmp_path / "new"
+    triton_kernel(new, "one")
+    change(new / two_kernels[0])
+    before = state(new)
+    restored = restore_found(store, look_up(store), triton_at(new, ours=ours))
+    assert restored.reasons == ("triton: 1 units left as they are, the live directory has other ones",)
+    assert {path.split("/")[0] for path in restored.offered["triton"]} == {two_kernels[1]}
+    after = state(new)
+    assert {path: after[path] for path in before} == before
+    assert {path.split("/")[0] for path in after.keys() - before.keys()} == {two_kernels[1]}
+
+
+def test_foreign_files_of_the_live_directory_stay(tmp_path: Path, store: Store, two_kernels: list[str]) -> None:
+    new = tmp_path / "new"
+    write(new, {"mine/notes.txt": b"1", "loose": b"2", "K.lock": b"", ".hidden/x": b"3"})
+    before = state(new)
+    restore_found(store, look_up(store), triton_at(new))
+    after = state(new)
+    assert {path: after[path] for path in before} == before
+    assert set(two_kernels) < {path.split("/")[0] for path in after}
+
+
+def test_a_directory_of_the_engine_without_its_files_yet_is_not_replaced(
+    tmp_path: Path, store: Store, two_kernels: list[str]
+) -> None:
+    """A kernel directory with only a lock or a temporary in it belongs to a compile that is going on."""
+    new = tmp_path / "new"
+    write(new, {f"{two_kernels[0]}/tmp.pid_7_ab/add_kernel.cubin": b"half"})
+    restored = restore_found(store, look_up(store), triton_at(new))
+    assert {path.split("/")[0] for path in restored.offered["triton"]} == {two_kernels[1]}
+    assert set(read(new / two_kernels[0])) == {"tmp.pid_7_ab/add_kernel.cubin"}
+
+
+def test_what_another_launch_places_meanwhile_stays(tmp_path: Path, store: Store, two_kernels: list[str]) -> None:
+    new = tmp_path / "new"
+
+    def meanwhile() -> bool:
+        if not (new / two_kernels[0]).exists():
+            write(new, {f"{two_kernels[0]}/add_kernel.cubin": b"of the other launch", f"{two_kernels[1]}/x": b"too"})
+        return False
+
+    restored = restore_found(store, look_up(store), triton_at(new), meanwhile)
+    assert restored.files == 0
+    assert read(new) == {f"{two_kernels[0]}/add_kernel.cubin": b"of the other launch", f"{two_kernels[1]}/x": b"too"}
+    assert leftovers(tmp_path) == []
+
+
+def test_files_of_a_unit_among_others_are_placed_beside_them(tmp_path: Path, store: Store) -> None:
+    inductor(tmp_path / "live")
+    publish_trees(store, [tree_of(INDUCTOR, tmp_path / "live")])
+    new = tmp_path / "new"
+    write(new, {"qa/cqaother.py": b"x = 1\n", "aotautograd/other/y": b"2"})
+    before = state(new)
+    restored = restore_found(store, look_up(store), [Target(INDUCTOR, str(new), ours=True)])
+    assert restored.reasons == ()
+    after = state(new)
+    assert {path: after[path] for path in before if "/" in path[3:]} == {
+        path: before[path] for path in before if "/" in path[3:]
+    }
+    assert set(inductor_files()) <= set(read(new))
+
+
+def test_a_unit_beside_a_directory_of_its_name_is_placed(tmp_path: Path, store: Store) -> None:
+    write(tmp_path / "live", {"qa/cqa.py": b"x = 1\n", "qa/cqa/inner.bin": b"2"})
+    publish_trees(store, [tree_of(INDUCTOR, tmp_path / "live")])
+    for number, there in enumerate([{}, {"zz/czz.py": b"y = 1\n"}]):
+        new = tmp_path / f"new-{number}"
+        write(new, there)
+        restored = restore_found(store, look_up(store), [Target(INDUCTOR, str(new), ours=False)])
+        assert read(new) == {"qa/cqa.py": b"x = 1\n", "qa/cqa/inner.bin": b"2", **there}
+        assert restored.offered["inductor"] == {"qa/cqa.py", "qa/cqa/inner.bin"}
+
+
+def test_two_restores_at_once_leave_one_whole_tree(tmp_path: Path, store: Store) -> None:
+    publish_trees(store, build(tmp_path / "live"))
+    found = look_up(store)
+    new = tmp_path / "new"
+    barrier = threading.Barrier(4)
+    reasons: list[tuple[str, ...]] = []
+
+    def race(number: int) -> None:
+        from cachemgr.warm import restore
+
+        barrier.wait()
+        now, held = NOW_NS, found.captures
+        done = restore(store, held, targets(new), trees=True, launch=f"l{number}", now_ns=now, expired=lambda: False)
+        reasons.append(done.reasons)
+
+    threads = [threading.Thread(target=race, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert reasons == [()] * 4
+    for domain in TABLE:
+        assert_moved(domain, tmp_path / "live" / domain.name, new / domain.name)
+    assert leftovers(tmp_path) == []
+
+
+# Restoring what is not in order
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["flipped", "cut"])
+@pytest.mark.parametrize("at", [0.0, 0.2, 0.5, 0.8, 1.0])
+@pytest.mark.parametrize("there", [False, True], ids=["empty", "populated"])
+def test_a_corrupt_layer_leaves_the_live_directory_as_it_was(
+    tmp_path: Path, store: Store, two_kernels: list[str], at: float, cut: bool, there: bool
+) -> None:
+    new = tmp_path / "place" / "new"
+    (tmp_path / "place").mkdir()
+    if there:
+        triton_kernel(new, "another")
+    before = state(tmp_path / "place")
+    corrupt = Corrupting(store, "layers/", at=at, cut=cut)
+    restored = restore_found(corrupt, look_up(store), triton_at(new))
+    assert (restored.files, restored.offered["triton"]) == (0, frozenset())
+    assert len(restored.reasons) == 1
+    assert restored.reasons[0].startswith("triton not restored: layer sha256:")
+    assert state(tmp_path / "place") == before
+
+
+def crafted(
+    store: Store, domain: Domain, units: list[Unit], bodies: Mapping[str, bytes], manifest: Manifest | None = None
+) -> Found:
+    """What a hostile publisher with a good archiver would put there."""
+    target = io.BytesIO()
+    made = pack(domain.name, units, lambda file: iter([bodies[file.path]]), target)
+    found = msgspec.structs.replace(manifest or draft(), layers=(made,))
+    commit(store, found, {made.digest: spool(store, target.getvalue())}, now=NOW_NS / 1e9)
+    return look_up(store)
+
+
+FOREIGN: dict[str, tuple[Domain, Unit]] = {
+    "a file of another unit": (TRITON, unit("K1", {"K2/x": b"1"})),
+    "a temporary": (TRITON, unit("K1", {"K1/tmp.pid_1_a/x": b"1"})),
+    "byte-code": (INDUCTOR, unit("qa/cqa", {"qa/__pycache__/cqa.cpython-311.pyc": b"1"})),
+    "a lock": (INDUCTOR, unit("locks/c", {"locks/c.lock": b"1"})),
+    "a unit of another name": (INDUCTOR, unit("qa", {"qa/cqa.py": b"1"})),
+    "something that vLLM never wrote": (TABLE[0], unit("evil", {"evil/x": b"1"})),
+}
+
+
+@pytest.mark.parametrize(("domain", "foreign"), FOREIGN.values(), ids=FOREIGN.keys())
+def test_a_unit_that_its_domain_would_not_have_is_left_out(
+    tmp_path: Path, store: Store, domain: Domain, foreign: Unit
+) -> None:
+    good = {"triton": "zz/x", "inductor": "zz/czz.py", "torch_compile": f"{TEN_HEX}/x"}[domain.name]
+    fine = unit(domain.unit_of(good), {good: b"1"})
+    bodies = {file.path: b"1" for row in (foreign, fine) for file in row.files}
+    found = crafted(store, domain, sorted([foreign, fine], key=lambda row: row.name), bodies)
+    restored = restore_found(store, found, [Target(domain, str(tmp_path / "new"), ours=True)])
+    assert set(read(tmp_path / "new")) == {good}
+    assert restored.offered == {domain.name: frozenset({good})}
+    assert restored.reasons == (f"{domain.name}: 1 units left out, {domain.name} has no such files",)
+
+
+@pytest.mark.parametrize("body", [b"[" * 3000, b"{", b"\xff", b'{"a": "@dir@/../../x"}', b'"' + b"9" * 50])
+def test_a_relocated_file_that_cannot_be_relocated_stops_its_domain(tmp_path: Path, store: Store, body: bytes) -> None:
+    group = File("K1/__grp__add.json", len(body), of_bytes(body), relocated=True)
+    found = crafted(store, TRITON, [Unit("K1", (group,))], {group.path: body})
+    restored = restore_found(store, found, triton_at(tmp_path / "new"))
+    assert len(restored.reasons) == 1
+    assert restored.reasons[0].startswith("triton not restored: `K1/__grp__add.json` cannot be relocated")
+    assert not (tmp_path / "new").exists()
+    assert leftovers(tmp_path) == []
+
+
+def test_a_large_relocated_file_arrives(tmp_path: Path, store: Store) -> None:
+    members = {f"{number:05}{'x' * 80}": b"" for number in range(20_000)}
+    rows = ",".join(f'"{name}": "@dir@/{name}"' for name in members)
+    body = ('{"child_paths": {' + rows + "}}").encode()
+    assert len(body) > 1 << 20
+    group = File("K1/__grp__add.json", len(body), of_bytes(body), relocated=True)
+    found = crafted(store, TRITON, [Unit("K1", (group,))], {group.path: body})
+    assert restore_found(store, found, triton_at(tmp_path / "new")).reasons == ()
+    placed = (tmp_path / "new/K1/__grp__add.json").read_text()
+    assert placed.count(f"{tmp_path}/new/K1/") == 20_000
+
+
+def test_a_damaged_domain_does_not_keep_the_others_out(tmp_path: Path, store: Store) -> None:
+    publish_trees(store, build(tmp_path / "live"))
+    found = look_up(store)
+    layer = found.captures[0].manifest.layer("triton")
+    assert layer is not None
+    corrupt = Corrupting(store, layout.layer_name(layer.digest))
+    restored = restore_found(corrupt, found, targets(tmp_path / "new"))
+    assert len(restored.reasons) == 1
+    assert not (tmp_path / "new/triton").exists()
+    for domain in TABLE:
+        if domain is not TRITON:
+            assert_moved(domain, tmp_path / "live" / domain.name, tmp_path / "new" / domain.name)
+
+
+def test_a_layer_that_vanished_or_cannot_be_read_is_said(tmp_path: Path, store: Store, two_kernels: list[str]) -> None:
+    found = look_up(store)
+    restored = restore_found(Unreadable(store, "layers/"), found, triton_at(tmp_path / "new"))
+    assert "the test said so" in restored.reasons[0]
+    for entry in store.scan("layers/"):
+        store.delete(entry.name)
+    restored = restore_found(store, found, triton_at(tmp_path / "new"))
+    assert restored.reasons[0].startswith("triton not restored: no `layers/")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("after", [0, 1, 5, 15])
+def test_after_the_deadline_nothing_is_placed(tmp_path: Path, store: Store, two_kernels: list[str], after: int) -> None:
+    triton_kernel(tmp_path / "new", "another")
+    before = state(tmp_path / "new")
+    asked = 0
+
+    def expired() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > after
+
+    restored = restore_found(store, look_up(store), triton_at(tmp_path / "new"), expired)
+    assert restored.reasons == ("triton not restored: the deadline has passed",)
+    assert state(tmp_path / "new") == before
+    assert leftovers(tmp_path) == []
+
+
+def test_a_place_without_room_is_said_before_anything_is_written(
+    tmp_path: Path, store: Store, two_kernels: list[str], small_disk: MakeDisk
+) -> None:
+    place = small_disk(1 << 20)
+    restored = restore_found(store, look_up(store), triton_at(place / "new"))
+    assert restored.reasons == (f"triton not restored: no space on the file system of {place}",)
+    assert list(place.iterdir()) == []
+
+
+def test_a_place_that_is_a_file_is_said(tmp_path: Path, store: Store, two_kernels: list[str]) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    restored = restore_found(store, look_up(store), triton_at(tmp_path / "file" / "new"))
+    assert len(restored.reasons) == 1
+    assert restored.reasons[0].startswith("triton not restored: File exists (")
+
+
+def test_a_symbolic_link_as_root_is_followed_and_one_inside_is_not_replaced(
+    tmp_path: Path, store: Store, two_kernels: list[str]
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "new").symlink_to("real")
+    (tmp_path / "real" / two_kernels[0]).symlink_to(tmp_path / "outside")
+    restored = restore_found(store, look_up(store), triton_at(tmp_path / "new"))
+    assert {path.split("/")[0] for path in restored.offered["triton"]} == {two_kernels[1]}
+    assert (tmp_path / "new").is_symlink()
+    assert list((tmp_path / "outside").iterdir()) == []
+    assert len(read(tmp_path / "real" / two_kernels[1])) == 8
+
+
+# Several captures of one key
+
+
+def publish_as(store: Store, root: Path, day: int, *, complete: bool = True) -> None:
+    manifest = draft(created=f"2026-01-{day:02}T00:00:00Z", launch=f"launch-{day}", complete=complete)
+    publish_trees(store, [tree_of(TRITON, root)], manifest)
+
+
+def test_captures_with_different_units_are_restored_as_their_union(tmp_path: Path, store: Store) -> None:
+    keys = [triton_kernel(tmp_path / seed, seed) for seed in ("one", "two")]
+    publish_as(store, tmp_path / "one", 1)
+    publish_as(store, tmp_path / "two", 2)
+    assert len(look_up(store).captures) == 2
+    restored = restore_found(store, look_up(store), triton_at(tmp_path / "new"))
+    assert {path.split("/")[0] for path in read(tmp_path / "new")} == set(keys)
+    assert (restored.files, restored.reasons) == (16, ())
+
+
+def test_of_one_unit_the_oldest_capture_wins_unless_a_later_one_has_more(tmp_path: Path, store: Store) -> None:
+    for number, files in enumerate(
+        [
+            {"K/a": b"first", "L/a": b"first"},
+            {"K/a": b"second", "K/b": b"second"},
+            {"K/a": b"third", "K/c": b"third", "L/b": b"third"},
+        ],
+        start=1,
+    ):
+        units = [unit(name, {p: d for p, d in files.items() if p[0] == name}) for name in sorted({p[0] for p in files})]
+        manifest = draft(created=f"2026-01-0{number}T00:00:00Z", launch=f"launch-{number}")
+        crafted(store, TRITON, units, files, manifest)
+    found = look_up(store)
+    chosen = {
+        name: {file.path for file in row.files} for name, (_layer, row) in choose(found.captures, "triton").items()
+    }
+    assert chosen == {"K": {"K/a", "K/b"}, "L": {"L/a"}}
+    restored = restore_found(store, found, triton_at(tmp_path / "new"))
+    assert restored.reasons == ()
+    assert read(tmp_path / "new") == {"K/a": b"second", "K/b": b"second", "L/a": b"first"}
+
+
+def test_an_incomplete_capture_is_never_exact_and_gives_way_to_a_complete_one(tmp_path: Path, store: Store) -> None:
+    triton_kernel(tmp_path / "one", "one")
+    publish_as(store, tmp_path / "one", 1, complete=False)
+    found = look_up(store)
+    assert (found.result, found.artifact, found.differs) == ("near", KEY, ())
+    assert found.reasons == ("only incomplete captures: their launch ended before it was done",)
+    assert restore_found(store, found, triton_at(tmp_path / "new")).files == 8
+    triton_kernel(tmp_path / "two", "two")
+    publish_as(store, tmp_path / "two", 2)
+    found = look_up(store)
+    assert found.result == "exact"
+    assert [capture.manifest.launch for capture in found.captures] == ["launch-2"]
+
+
+# Finding
+
+
+def test_an_empty_store_has_nothing(store: Store) -> None:
+    found = look_up(store)
+    assert (found.result, found.artifact, found.captures) == ("none", None, ())
+    layout.ensure_layout(store)
+    assert look_up(store) == found
+
+
+def test_equal_factors_are_exact_and_cost_one_listing(tmp_path: Path, store: Store) -> None:
+    publish_trees(store, build(tmp_path / "live"), draft(NEAR))
+    publish_trees(store, live(tmp_path / "live"))
+    recording = Recording(ListOnce(store))
+    found = look_up(recording)
+    assert (found.result, found.artifact, found.differs, found.where) == ("exact", KEY, (), "local")
+    assert [name for verb, name in recording.calls if verb == "scan"] == [layout.artifact_prefix(KEY)]
+    assert not [name for name in recording.opened() if name.startswith("layers/")]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "result", "trees"),
+    [(FACTORS, "exact", True), (NEAR, "near", True), (BLIND, "near", False), (GUARDED, "none", True)],
+)
+def test_near_artifacts_give_what_their_roles_allow(
+    tmp_path: Path, store: Store, wanted: tuple[Factor, ...], result: str, trees: bool
+) -> None:
+    publish_trees(store, build(tmp_path / "live"))
+    found = look_up(store, wanted)
+    assert (found.result, found.artifact, found.trees) == (result, KEY, trees)
+    assert [difference.factor for difference in found.differs] == [
+        ours.name for ours, theirs in zip(wanted, FACTORS, strict=True) if ours != theirs
+    ]
+    restored = restore_found(store, found, targets(tmp_path / "new"))
+    arrived = {path.name for path in (tmp_path / "new").iterdir()} if (tmp_path / "new").exists() else set()
+    everything = {domain.name for domain in TABLE}
+    content_keyed = {domain.name for domain in TABLE if domain.content_keyed}
+    assert arrived == (set() if result == "none" else everything if trees else content_keyed)
+    left_out = sorted(reason.split(" ", 1)[0] for reason in restored.reasons)
+    assert left_out == ([] if trees else sorted(everything - content_keyed))
+
+
+@pytest.mark.parametrize("side", ["wanted", "stored", "both"])
+def test_an_unknown_guard_is_never_exact_and_never_near(tmp_path: Path, store: Store, side: str) -> None:
+    triton(tmp_path / "live")
+    unknown = changed("device.name", None)
+    stored, wanted = (FACTORS if side == "wanted" else unknown), (FACTORS if side == "stored" else unknown)
+    publish_trees(store, [tree_of(TRITON, tmp_path / "live")], draft(stored))
+    found = look_up(store, wanted)
+    assert (found.result, found.captures) == ("none", ())
+    assert [difference.factor for difference in found.differs] == ["device.name"]
+
+
+def test_a_relation_that_does_not_hold_keeps_a_capture_out(tmp_path: Path, store: Store) -> None:
+    triton(tmp_path / "live")
+    needs = Relations(cpu_features=("avx2", "avx512f"), cuda_runtime="13.0")
+    publish_trees(store, [tree_of(TRITON, tmp_path / "live")], draft(needs=needs))
+    able = Relations(cpu_features=("avx", "avx2", "avx512f"), driver_cuda="13.1")
+    assert look_up(store, host=able).result == "exact"
+    for host, names in (
+        (msgspec.structs.replace(able, driver_cuda="12.9"), ["cuda_runtime"]),
+        (msgspec.structs.replace(able, cpu_features=("avx2",)), ["cpu_features"]),
+        (Relations(), ["cpu_features", "cuda_runtime"]),
+    ):
+        for wanted in (FACTORS, NEAR):
+            found = look_up(store, wanted, host)
+            assert (found.result, found.artifact, found.captures) == ("none", KEY, ())
+            assert [fault.relation for fault in found.relations] == names
+            assert len(found.reasons) == len(names)
+            assert restore_found(store, found, triton_at(tmp_path / "new")).files == 0
+
+
+def test_a_capture_that_fits_is_used_beside_one_that_does_not(tmp_path: Path, store: Store) -> None:
+    for seed, needs in (("one", Relations(cuda_runtime="13.0")), ("two", Relations())):
+        triton_kernel(tmp_path / seed, seed)
+        publish_trees(store, [tree_of(TRITON, tmp_path / seed)], draft(launch=seed, needs=needs))
+    found = look_up(store)
+    assert (found.result, [capture.manifest.launch for capture in found.captures]) == ("exact", ["two"])
+
+
+def test_the_best_near_artifact_is_chosen(tmp_path: Path, store: Store) -> None:
+    """Equal blind factors first, then complete captures, then few differences, then the newest."""
+    triton(tmp_path / "live")
+    trees = [tree_of(TRITON, tmp_path / "live")]
+    two = tuple(Factor(f.name, "x", f.role) if f.role == "match" else f for f in (*FACTORS, Factor("b", "1", "match")))
+    order = [
+        ("newest", draft(changed("vllm.max_model_len", "1"), created="2026-03-01T00:00:00Z")),
+        ("older", draft(changed("vllm.max_model_len", "2"), created="2026-02-01T00:00:00Z")),
+        ("two differences", draft(two, created="2026-04-01T00:00:00Z")),
+        ("incomplete", draft(changed("vllm.max_model_len", "3"), complete=False, created="2026-05-01T00:00:00Z")),
+        ("blind", draft(BLIND, created="2026-06-01T00:00:00Z")),
+    ]
+    for _title, manifest in order:
+        publish_trees(store, trees, manifest)
+    for title, manifest in order:
+        found = look_up(store)
+        assert (found.result, found.artifact) == ("near", manifest.key), title
+        for entry in list(store.scan(layout.artifact_prefix(manifest.key))):
+            store.delete(entry.name)
+    assert look_up(store).result == "none"
+
+
+def test_a_missing_layer_reads_as_a_miss_and_a_near_artifact_is_used_instead(tmp_path: Path, store: Store) -> None:
+    triton_kernel(tmp_path / "one", "one")
+    triton_kernel(tmp_path / "two", "two")
+    publish_trees(store, [tree_of(TRITON, tmp_path / "one")])
+    publish_trees(store, [tree_of(TRITON, tmp_path / "two")], draft(NEAR))
+    layer = look_up(store).captures[0].manifest.layers[0]
+    store.delete(layout.layer_name(layer.digest))
+    found = look_up(store)
+    assert (found.result, found.artifact) == ("near", derive(NEAR))
+
+
+def test_damaged_manifests_are_told_and_do_not_hide_good_ones(tmp_path: Path, store: Store) -> None:
+    triton(tmp_path / "live")
+    publish_trees(store, [tree_of(TRITON, tmp_path / "live")])
+    names = [f"{layout.artifact_prefix(KEY)}{number:064x}.json.zst" for number in range(2)]
+    store.put(names[0], b"")
+    store.put(names[1], noise("no manifest", 200))
+    found = look_up(store)
+    assert found.result == "exact"
+    assert sorted(row.name for row in found.damaged) == names
+    found = look_up(store, NEAR)
+    assert found.result == "near"
+    assert sorted(row.name for row in found.damaged) == names
+
+
+def test_a_store_that_fails_is_an_error_and_not_a_miss(tmp_path: Path, store: Store) -> None:
+    triton(tmp_path / "live")
+    publish_trees(store, [tree_of(TRITON, tmp_path / "live")])
+    for prefix in ("layout.json", "artifacts/"):
+        with pytest.raises(StoreError, match="the test said so"):
+            look_up(Unreadable(store, prefix))
+
+
+def test_a_store_of_a_newer_layout_is_an_error(store: Store) -> None:
+    store.put("layout.json", b'{"layout":7,"salt":""}')
+    with pytest.raises(CorruptError, match="layout 7"):
+        look_up(store)
+
+
+def test_a_manifest_with_a_layer_of_an_unknown_domain_still_serves_the_known_ones(tmp_path: Path, store: Store) -> None:
+    triton(tmp_path / "live")
+    publish_trees(store, [tree_of(TRITON, tmp_path / "live")])
+    known = look_up(store).captures[0].manifest
+    row = Layer("future", known.layers[0].digest, 1, known.layers[0].digest, 1, (unit("x", {"x/y": b"1"}),))
+    later = msgspec.structs.replace(known, layers=(row, *known.layers), launch="later")
+    commit(store, later, {}, now=NOW_NS / 1e9)
+    for entry in list(store.scan("artifacts/")):
+        if of_bytes(encode_manifest(known))[7:] in entry.name:
+            store.delete(entry.name)
+    restored = restore_found(store, look_up(store), targets(tmp_path / "new"))
+    assert restored.reasons == ()
+    assert_moved(TRITON, tmp_path / "live", tmp_path / "new/triton")
+
+
+def test_a_live_index_that_was_moved_by_hand_is_offered_as_it_is(tmp_path: Path, store: Store) -> None:
+    """Relocated files differ in size from their stored form; they do not make a unit another one."""
+    torch_compile(tmp_path / "live")
+    publish_trees(store, [tree_of(TABLE[0], tmp_path / "live")])
+    shutil.copytree(tmp_path / "live", tmp_path / "new")
+    restored = restore_found(store, look_up(store), [Target(TABLE[0], str(tmp_path / "new"), ours=True)])
+    assert (restored.files, restored.reasons) == (0, ())
+    assert restored.present == len(restored.offered["torch_compile"]) > 20

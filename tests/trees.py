@@ -1,0 +1,360 @@
+"""Small live trees with the shapes, names and contents that engines write (shared `domains.md`, sections 1, 2, 3, 6).
+
+Names that are content hashes are content hashes, objects are ELF files with their section table at the end, group files
+and indexes hold absolute paths and are printed as Triton and vLLM print them. Nothing here is loaded by anything.
+"""
+
+import ast
+import base64
+import hashlib
+import json
+import os
+import pprint
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from cachemgr import digest
+from cachemgr.capture import LAYOUT, File, Manifest, Provenance, Unit
+from cachemgr.domains import TABLE, Domain, Target
+from cachemgr.examine import Tree
+from cachemgr.key import Factor, Relations, derive
+from cachemgr.lookup import Found, find
+from cachemgr.observe import scan
+from cachemgr.publish import Published, publish
+from cachemgr.statcache import StatCache
+from cachemgr.store import Store
+from cachemgr.store.captures import Capture
+from cachemgr.warm import Restored, restore
+
+NOW_NS = 1_800_000_000_000_000_000
+
+AOT_NAME = "5e" * 32
+TEN_HEX = "40a0994a95"
+
+FACTORS = (
+    Factor("cuda.runtime", "13.0", "guard"),
+    Factor("device.name", "NVIDIA H200", "guard"),
+    Factor("speculative.tokens", "3", "blind"),
+    Factor("torch", "2.13.0", "guard"),
+    Factor("vllm.max_model_len", "8192", "match"),
+)
+
+
+def noise(seed: str, size: int) -> bytes:
+    """Bytes that do not compress, the same for the same seed."""
+    return random.Random(seed).randbytes(size)
+
+
+def elf(seed: str, size: int = 2000) -> bytes:
+    """A 64-bit little-endian ELF file of `size` bytes that ends with its section table of two entries."""
+    table = size - 2 * 64
+    head = b"\x7fELF\x02\x01\x01" + b"\0" * 9 + b"\x03\0\x3e\0" + b"\x01\0\0\0" + b"\0" * 16
+    head += table.to_bytes(8, "little") + b"\0" * 4 + b"\x40\0" + b"\x38\0\0\0" + b"\x40\0" + b"\x02\0" + b"\x01\0"
+    assert len(head) == 64
+    return head + noise(seed, size - 64)
+
+
+def write(root: Path | str, files: Mapping[str, bytes], *, old: bool = True) -> None:
+    """Put files below `root`; `old` makes them settled, so that a stat cache may remember them."""
+    for path, data in files.items():
+        target = Path(root) / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+        if old:
+            os.utime(target, ns=(1_700_000_000_000_000_000, 1_700_000_000_000_000_000))
+
+
+def read(root: Path | str) -> dict[str, bytes]:
+    """Every file below `root`."""
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(Path(root).rglob("*")) if path.is_file()}
+
+
+def state(root: Path | str) -> dict[str, tuple[object, ...]]:
+    """Everything below `root` that a careless write would change, and the bytes."""
+    found: dict[str, tuple[object, ...]] = {}
+    for path in sorted(Path(root).rglob("*")):
+        status = path.lstat()
+        data = path.read_bytes() if path.is_file() else b""
+        found[str(path.relative_to(root))] = (status.st_mode, status.st_ino, status.st_mtime_ns, data)
+    return found
+
+
+def triton_key(seed: str) -> str:
+    """A kernel directory's name: base32 of sha256, 52 characters."""
+    return base64.b32encode(hashlib.sha256(seed.encode()).digest()).decode().rstrip("=")
+
+
+def triton_kernel(root: Path | str, seed: str, name: str = "add_kernel", *, named_in: str | None = None) -> str:
+    """One kernel as Triton leaves it below `root`; its group file names `named_in`, or where it really lies."""
+    key = triton_key(seed)
+    files = {
+        f"{name}.source": f"// {seed}\n".encode(),
+        f"{name}.ttir": b"module { tt.func public @add() }\n",
+        f"{name}.ttgir": b"module { tt.func public @add() }\n",  # equal to its neighbour: a hard link in the layer
+        f"{name}.llir": b"; ModuleID\n" + seed.encode() * 20,
+        f"{name}.ptx": b".version 8.7\n" + seed.encode() * 20,
+        f"{name}.cubin": elf(seed),
+        f"{name}.json": json.dumps({"hash": seed, "num_warps": 4, "name": name}).encode(),
+    }
+    directory = f"{named_in or root}/{key}"
+    group = json.dumps({"child_paths": {child: f"{directory}/{child}" for child in files}}).encode()
+    write(f"{root}/{key}", {**files, f"__grp__{name}.json": group})
+    return key
+
+
+def triton(root: Path | str, *, named_in: str | None = None) -> list[str]:
+    """A Triton cache with two kernels, a driver module, autotune results, and what must stay behind."""
+    keys = [triton_kernel(root, seed, named_in=named_in) for seed in ("one", "two")]
+    module = triton_key("driver")
+    write(root, {f"{module}/cuda_utils.cpython-311-x86_64-linux-gnu.so": elf("driver")})
+    tuned = triton_key("tuned")
+    write(root, {f"{tuned}/add_kernel.autotune.json": b'{"key": [1, 2], "configs_timings": [[{}, 0.1]]}'})
+    write(root, {f"{keys[0]}/tmp.pid_77_ab12/add_kernel.ptx": b"half", f"{module}/build.lock": b""})
+    write(root, {f"{keys[1]}/add_kernel.ptx.tmp.pid_77_3": b"half", "tmp.pid_9_ff/x": b"half"})
+    return sorted([*keys, module, tuned])
+
+
+def python_module(text: str) -> tuple[str, bytes]:
+    """A generated wrapper and the path below an Inductor directory that its content gives it."""
+    data = text.encode()
+    name = "c" + digest.base32_name(data.strip())
+    return f"{name[1:3]}/{name}.py", data
+
+
+def content_entry(directory: str, data: bytes) -> tuple[str, bytes]:
+    """An entry that is named by its bytes."""
+    return f"{directory}/{digest.base32_name(data)}", data
+
+
+def inductor_files(seed: str = "") -> dict[str, bytes]:
+    """What travels of an Inductor directory, apart from Triton kernels."""
+    wrapper, text = python_module(f"# AOT ID: ['0_inference']\nimport torch\nassert 'call {seed}'\n\n\n")
+    kernel = "qa/cqa" + "b" * 49
+    graph = "fkey" + "a" * 48
+    aot = "akey" + "b" * 48
+    return dict(
+        [
+            (wrapper, text),
+            (wrapper.removesuffix(".py") + ".best_config", b'{"XBLOCK": 128, "triton_cache_hash": "X"}'),
+            (f"{kernel}.main.cpp", f"#include <torch/csrc/inductor/cpp_prefix.h>\n// {seed}\n".encode()),
+            (f"{kernel}.main.so", elf("kernel" + seed)),
+            content_entry(f"fxgraph/{graph[1:3]}/{graph}", b"\x80\x05 graph %s." % seed.encode()),
+            content_entry(f"aotautograd/{aot}", b"\x80\x05 aot %s." % seed.encode()),
+            ("cache/44136fa3", b'{"mm": {}}'),
+        ]
+    )
+
+
+STAYS_IN_INDUCTOR: dict[str, bytes] = {
+    "locks/cabc.lock": b"",
+    "qa/cqa.lock": b"",
+    "qa/.77.140.tmp": b"half",
+    "qa/__pycache__/cqa.cpython-311.pyc": b"\0",
+    "precompiled_headers/c1.h.gch": b"\0" * 100,
+    "xy/header.h.gch": b"\0" * 100,
+    "tmp/work": b"",
+}
+
+
+def inductor(root: Path | str, seed: str = "") -> None:
+    """An Inductor directory with kernels of its own, a Triton kernel inside, and what must stay behind."""
+    write(root, inductor_files(seed))
+    write(root, STAYS_IN_INDUCTOR)
+    triton_kernel(f"{root}/triton/0", "inside" + seed)
+
+
+def index(directory: str, artifacts: Iterable[str]) -> bytes:
+    """`vllm_compile_cache.py` as vLLM 0.26 to 0.32 print it."""
+    value = {
+        ((1, 16384), at, "inductor_standalone"): {
+            "cache_key": "azbem4aht462yxrbupy5f4eywggfrq3lu7mfmet76rukhypvpcfw",
+            "graph_handle": (name, f"{directory}/{name}"),
+        }
+        for at, name in enumerate(artifacts)
+    }
+    return pprint.PrettyPrinter(indent=4).pformat(value).encode()
+
+
+def torch_compile(root: Path | str, *, named_in: str | None = None) -> None:
+    """`torch_compile_cache` of a vLLM: an AOT directory of two ranks and a ten-hex directory with its index; one of the
+    artifacts is unpacked."""
+    aot = f"torch_aot_compile/{AOT_NAME}"
+    for rank in ("rank_0_0", "rank_1_0"):
+        write(root, {f"{aot}/{rank}/model": b"\x80\x05" + noise(rank, 3000) + b"."})
+        write(root, {f"{aot}/{rank}/model.77.tmp": b"half", f"{aot}/{rank}/tmpab12cd34": b"half"})
+    write(root, {f"{aot}/inductor_cache/{path}": data for path, data in inductor_files("vllm").items()})
+    write(root, {f"{aot}/inductor_cache/{path}": data for path, data in STAYS_IN_INDUCTOR.items()})
+    triton_kernel(
+        f"{root}/{aot}/inductor_cache/triton/0",
+        "vllm",
+        named_in=named_in and f"{named_in}/{aot}/inductor_cache/triton/0",
+    )
+    backbone = f"{TEN_HEX}/rank_0_0/backbone"
+    names = ["artifact_compile_range_1_16384_subgraph_0", "artifact_compile_range_1_16384_subgraph_1"]
+    wrapper, text = python_module("import torch\nassert 'unpacked'\n")
+    write(
+        f"{root}/{backbone}",
+        {
+            names[0]: b"CRC0" + noise("artifact", 5000),
+            f"{names[1]}/{wrapper}": text,
+            "computation_graph.py": b"class GraphModule(torch.nn.Module):\n    def forward(self, L_x_: Sym(s0)): ...\n",
+            "cache_key_factors.json": b'{"env": {"VLLM_TARGET_DEVICE": "cuda"}, "code_hash": "12"}',
+            "vllm_compile_cache.py": index(f"{named_in or root}/{backbone}", names),
+        },
+    )
+    triton_kernel(
+        f"{root}/{backbone}/{names[1]}/triton/0",
+        "unpacked",
+        named_in=named_in and f"{named_in}/{backbone}/{names[1]}/triton/0",
+    )
+
+
+def modelinfos(root: Path | str) -> None:
+    """`modelinfos` of a vLLM."""
+    name = "vllm-model_executor-models-llama-LlamaForCausalLM.json"
+    write(root, {name: b'{"hash": "d41d8cd98f00b204e9800998ecf8427e", "modelinfo": {"architecture": "Llama"}}'})
+
+
+def tree_of(domain: Domain, root: Path | str, touched: Iterable[str] | None = None) -> Tree:
+    """A live directory as a launch left it; without `touched`, all of it was used."""
+    seen = scan(str(root), domain.travels)
+    return Tree(domain, str(root), seen, frozenset(seen if touched is None else touched))
+
+
+def draft(
+    factors: Iterable[Factor] = FACTORS,
+    *,
+    created: str = "2026-01-02T03:04:05Z",
+    launch: str = "launch-1",
+    complete: bool = True,
+    needs: Relations | None = None,
+) -> Manifest:
+    """A manifest before its layers are known."""
+    listed = tuple(factors)
+    return Manifest(
+        layout=LAYOUT,
+        key=derive(listed),
+        factors=listed,
+        needs=needs or Relations(),
+        engine="vllm",
+        engine_version="0.32.0",
+        model="llama",
+        device="NVIDIA H200",
+        created=created,
+        launch=launch,
+        complete=complete,
+        layers=(),
+        provenance=Provenance("0.1.0", "host"),
+    )
+
+
+def changed(name: str, value: str | None) -> tuple[Factor, ...]:
+    """`FACTORS` with another value for one of them."""
+    assert any(factor.name == name for factor in FACTORS)
+    return tuple(Factor(f.name, value, f.role) if f.name == name else f for f in FACTORS)
+
+
+def unit(name: str, files: Mapping[str, bytes], *, mode: int = 0o644) -> Unit:
+    """A unit with these files, sorted."""
+    rows = (File(path, len(data), digest.of_bytes(data), mode) for path, data in sorted(files.items()))
+    return Unit(name, tuple(rows))
+
+
+BUILDERS: dict[str, Callable[[Path], object]] = {
+    "torch_compile": torch_compile,
+    "inductor": inductor,
+    "triton": triton,
+    "modelinfos": modelinfos,
+}
+
+
+def build(root: Path) -> list[Tree]:
+    """A live tree of every domain below `root`, one directory each."""
+    for name, builder in BUILDERS.items():
+        builder(root / name)
+    return live(root)
+
+
+def live(root: Path) -> list[Tree]:
+    """What lies below `root` now, all of it used."""
+    return [tree_of(domain, root / domain.name) for domain in TABLE]
+
+
+def targets(root: Path, *, ours: bool = True) -> list[Target]:
+    """Where every domain is restored below `root`."""
+    return [Target(domain, str(root / domain.name), ours) for domain in TABLE]
+
+
+def publish_trees(
+    store: Store,
+    trees: Sequence[Tree],
+    manifest: Manifest | None = None,
+    cache: StatCache | None = None,
+    near: Sequence[Capture] = (),
+) -> Published:
+    """Publish `trees` as one launch."""
+    found = draft() if manifest is None else manifest
+    return publish(store, found, trees, StatCache({}) if cache is None else cache, near=near, now_ns=NOW_NS)
+
+
+def look_up(store: Store, factors: Sequence[Factor] = FACTORS, host: Relations | None = None) -> Found:
+    """What a launch with these factors would find."""
+    return find(store, derive(factors), factors, host or Relations())
+
+
+def restore_found(
+    store: Store, found: Found, places: Sequence[Target], expired: Callable[[], bool] = lambda: False
+) -> Restored:
+    """Restore what was found."""
+    return restore(store, found.captures, places, trees=found.trees, launch="launch-2", now_ns=NOW_NS, expired=expired)
+
+
+def strings(value: object) -> list[str]:
+    """Every string in a value, keys included."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, dict):
+        return [text for pair in value.items() for item in pair for text in strings(item)]
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [text for item in value for text in strings(item)]
+    return []
+
+
+def parsed(path: str, data: bytes) -> object:
+    """The value of a relocated file."""
+    return json.loads(data) if path.endswith(".json") else ast.literal_eval(data.decode())
+
+
+def renamed(value: object, directory: str) -> object:
+    """`value` with each absolute path in it placed in `directory`."""
+    if isinstance(value, str):
+        return f"{directory}/{value.rsplit('/', 1)[-1]}" if value.startswith("/") else value
+    if isinstance(value, dict):
+        return {renamed(key, directory): renamed(item, directory) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(renamed(item, directory) for item in value)
+    return value
+
+
+def assert_moved(domain: Domain, old: Path | str, new: Path | str) -> int:
+    """Every file that travels arrived byte for byte, and relocated ones name the new directory in every path.
+
+    Returns the number of relocated files.
+    """
+    travelling = {path: data for path, data in read(old).items() if domain.travels(path)}
+    arrived = read(new)
+    assert arrived.keys() == travelling.keys()
+    relocated = 0
+    for path, data in arrived.items():
+        if domain.relocation_of(path) is None:
+            assert data == travelling[path], path
+            continue
+        relocated += 1
+        directory = f"{new}/{path}".rpartition("/")[0]
+        value = parsed(path, data)
+        assert value == renamed(parsed(path, travelling[path]), directory)
+        named = [text for text in strings(value) if text.startswith("/")]
+        assert named, path
+        assert all(os.path.dirname(text) == directory and os.path.exists(text) for text in named)
+    return relocated
