@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cachemgr import digest, layer
-from cachemgr.capture import LAYOUT, File, Layer, Manifest, Provenance, Unit
+from cachemgr.capture import LAYOUT, File, Layer, Manifest, Provenance, Section, Unit
 from cachemgr.heads import Heads
 from cachemgr.key import Factor, Key, Relations, derive
 from cachemgr.lookup import Found, find
@@ -79,7 +79,7 @@ def filled(store: Store, count: int, files: int) -> set[Key]:
         Unit(f"aotautograd/a{number:05d}", (File(f"aotautograd/a{number:05d}/x", 1, unit.digest),))
         for number in range(files)
     )
-    described = Layer("inductor", digest.of_bytes(packed), len(packed), unit.digest, 0, listed)
+    described = Layer(digest.of_bytes(packed), len(packed), unit.digest, 0, (Section("inductor", listed),))
     keys = set()
     for number in range(count):
         manifest = manifest_of(factors(number), described)
@@ -91,7 +91,7 @@ def filled(store: Store, count: int, files: int) -> set[Key]:
 def small_layer() -> tuple[File, bytes]:
     file = File("aotautograd/a/x", 1, digest.of_bytes(b"x"))
     target = io.BytesIO()
-    layer.pack("inductor", (Unit("aotautograd/a", (file,)),), lambda _file: iter((b"x",)), target)
+    layer.pack((Section("inductor", (Unit("aotautograd/a", (file,)),)),), lambda _domain, _file: iter((b"x",)), target)
     return file, target.getvalue()
 
 

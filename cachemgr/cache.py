@@ -50,8 +50,7 @@ class Cache:
         """Leave the store alone for a while. Failing to remember that costs the next launch its deadline."""
         path = self.home / "rest" / self._store_name()
         with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
+            places.write_private(path, b"")
             os.utime(path, (now, now))
 
     def _store_name(self) -> str:

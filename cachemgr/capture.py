@@ -49,24 +49,36 @@ class Unit(msgspec.Struct, frozen=True):
     files: tuple[File, ...]
 
 
-class Layer(msgspec.Struct, frozen=True):
-    """Units of one domain as one deterministic `tar.zst`.
-
-    `digest` and `size` (bytes) are of the compressed object in the store. `tar_digest` and `tar_size` are of the tar
-    inside it, so that the same tree packed by another zstd release is recognised.
-    """
+class Section(msgspec.Struct, frozen=True):
+    """The units of one domain in a layer, sorted by name."""
 
     domain: str
-    digest: Digest
-    size: int
-    tar_digest: Digest
-    tar_size: int
     units: tuple[Unit, ...]
 
     def files(self) -> Iterator[File]:
         """All files in the order in which the tar holds them."""
         for unit in self.units:
             yield from unit.files
+
+
+class Layer(msgspec.Struct, frozen=True):
+    """Units of some domains as one deterministic `tar.zst`, one section a domain, sorted.
+
+    Domains of one launch share bytes (Inductor keeps copies of kernels that Triton has as well), which only one
+    compression window can see. `digest` and `size` (bytes) are of the compressed object in the store. `tar_digest` and
+    `tar_size` are of the tar inside it, so that the same tree packed by another zstd release is recognised.
+    """
+
+    digest: Digest
+    size: int
+    tar_digest: Digest
+    tar_size: int
+    sections: tuple[Section, ...]
+
+    def files(self) -> Iterator[File]:
+        """All files in the order in which the tar holds them."""
+        for section in self.sections:
+            yield from section.files()
 
 
 class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -101,9 +113,15 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     entries: tuple[str, ...] = ()
     """The engine's own names of what is inside (AOT and ten-hex directories)."""
 
-    def layer(self, domain: str) -> Layer | None:
-        """The layer of `domain`, if this capture has one."""
-        return next((layer for layer in self.layers if layer.domain == domain), None)
+    def sections(self) -> Iterator[tuple[Layer, Section]]:
+        """Every section with the layer that it is in."""
+        for layer in self.layers:
+            for section in layer.sections:
+                yield layer, section
+
+    def section(self, domain: str) -> tuple[Layer, Section] | None:
+        """The section of `domain` and the layer that it is in, if this capture has one."""
+        return next((pair for pair in self.sections() if pair[1].domain == domain), None)
 
 
 class Launch(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -195,8 +213,9 @@ def _fault(manifest: Manifest) -> str | None:
         return "a factor is given twice"
     if derive(manifest.factors) != manifest.key:
         return "its factors do not make its key"
-    if len({layer.domain for layer in manifest.layers}) != len(manifest.layers):
-        return "a domain has two layers"
+    domains = [section.domain for _layer, section in manifest.sections()]
+    if len(set(domains)) != len(domains):
+        return "a domain has two sections"
     stray = next((entry for entry in manifest.entries if "/" in entry or not _is_safe_name(entry)), None)
     if stray is not None:
         return f"`{stray[:200]!r}` is no name of an entry"
@@ -205,23 +224,34 @@ def _fault(manifest: Manifest) -> str | None:
 
 def _layer_fault(layer: Layer) -> str | None:
     if not (digest.is_digest(layer.digest) and digest.is_digest(layer.tar_digest)):
-        return f"layer {layer.domain} has a malformed digest"
+        return "a layer has a malformed digest"
     files = list(layer.files())
     if len(files) > MAX_FILES:
-        return f"layer {layer.domain} lists {len(files)} files, more than {MAX_FILES}"
+        return f"a layer lists {len(files)} files, more than {MAX_FILES}"
     if layer.size < 0 or not 0 <= layer.tar_size <= MAX_CAPTURE_BYTES:
-        return f"layer {layer.domain} has an impossible size"
-    return _order_fault(layer) or next((fault for file in files if (fault := _file_fault(file)) is not None), None)
+        return "a layer has an impossible size"
+    domains = [section.domain for section in layer.sections]
+    if sorted(set(domains)) != domains:
+        return "a layer repeats or misorders its sections"
+    faults = (_section_fault(section) for section in layer.sections)
+    return next((fault for fault in faults if fault is not None), None)
 
 
-def _order_fault(layer: Layer) -> str | None:
+def _section_fault(section: Section) -> str | None:
+    if "/" in section.domain or not _is_safe_name(section.domain):
+        return f"`{section.domain[:200]!r}` is no name of a domain"
+    files = section.files()
+    return _order_fault(section) or next((fault for file in files if (fault := _file_fault(file)) is not None), None)
+
+
+def _order_fault(section: Section) -> str | None:
     """Sorted and without repetition, also across units; no file where another needs a directory."""
-    names = [unit.name for unit in layer.units]
-    if sorted(set(names)) != names:
-        return f"layer {layer.domain} repeats or misorders its units"
+    names = [unit.name for unit in section.units]
+    if not names or sorted(set(names)) != names:
+        return f"section {section.domain} is empty, or repeats or misorders its units"
     seen: set[str] = set()
     directories: set[str] = set()
-    for unit in layer.units:
+    for unit in section.units:
         if not is_safe_path(unit.name):
             return f"`{unit.name[:200]!r}` is not a unit that may be placed"
         paths = [file.path for file in unit.files]

@@ -49,6 +49,10 @@ class StoreError(CacheError):
     exit_code = 13
 
 
+class DeniedError(StoreError):
+    """One object of the store may not be read by this user; others may."""
+
+
 class DeadlineError(CacheError):
     """The cache took longer than a start may be delayed."""
 

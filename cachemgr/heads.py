@@ -5,7 +5,6 @@ their digest, so what was read once stays true; only the listing decides what ex
 host: losing it costs time, and the artifact that is chosen is read from the store and checked again.
 """
 
-import uuid
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,8 +13,9 @@ from pathlib import Path
 import msgspec
 
 from cachemgr.digest import Digest
-from cachemgr.errors import CorruptError, NotFoundError
+from cachemgr.errors import CorruptError, DeniedError, NotFoundError
 from cachemgr.key import Factor, Key, Relations
+from cachemgr.places import write_private
 from cachemgr.store import Store, layout
 from cachemgr.store.captures import Damaged, load, manifests
 
@@ -69,19 +69,16 @@ class Heads:
         """Failing to is no failure: the next look-up reads the manifests again."""
         if self._path is None or not self._changed:
             return
-        aside = self._path.with_name(f".{self._path.name}.{uuid.uuid4().hex}")
         with suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            aside.write_bytes(msgspec.msgpack.encode(self._known))
-            aside.rename(self._path)
+            write_private(self._path, msgspec.msgpack.encode(self._known))
 
     def _learn(self, store: Store, key: Key, name: str, damaged: list[Damaged]) -> None:
         try:
             manifest = load(store, key, name).manifest
         except NotFoundError:
             return
-        except CorruptError as error:
-            damaged.append(Damaged(key, name, str(error)))
+        except (CorruptError, DeniedError) as error:
+            damaged.append(Damaged(key, name, str(error), isinstance(error, CorruptError)))
             return
         layers = tuple(layer.digest for layer in manifest.layers)
         self._known[name] = Head(key, manifest.created, manifest.complete, manifest.factors, manifest.needs, layers)

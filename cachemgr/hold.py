@@ -15,6 +15,7 @@ from typing import Literal
 import msgspec
 
 from cachemgr.observe import STAGE_PREFIX
+from cachemgr.places import make_directory
 
 BEAT_SECONDS = 30.0
 STALE_SECONDS = 300.0
@@ -55,10 +56,11 @@ class Hold:
     def take(cls, directory: str, holder: Holder) -> "Hold":
         """Say that `holder` uses `directory`, which is made if it is missing. Raises OSError where that is refused."""
         folder = f"{directory}/{_FOLDER}"
-        os.makedirs(folder, mode=0o755, exist_ok=True)
+        make_directory(folder)
         path = f"{folder}/{holder.launch}.json"
         aside = f"{folder}/.{holder.launch}"
-        with open(aside, "xb") as file:
+        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        with os.fdopen(descriptor, "wb") as file:
             file.write(msgspec.json.encode(holder))
         os.rename(aside, path)
         return cls(path)

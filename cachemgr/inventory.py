@@ -63,7 +63,7 @@ def summaries(store: Store, damaged: list[Damaged]) -> list[Summary]:
 def summarise(key: Key, held: Sequence[Capture], used: Iterable[Launch], *, pinned: bool) -> Summary:
     """One artifact from its captures and the launches that took from it."""
     first = held[0].manifest
-    domains = sorted({layer.domain for capture in held for layer in capture.manifest.layers})
+    domains = sorted({section.domain for capture in held for _layer, section in capture.manifest.sections()})
     files = [file for domain in domains for _layer, unit in choose(held, domain).values() for file in unit.files]
     uses = [launch for launch in used if launch.artifact == key and launch.result != "none"]
     warm = [launch.phases["run"] for launch in uses if launch.verdict == "used" and "run" in launch.phases]

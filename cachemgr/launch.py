@@ -6,25 +6,28 @@ once, and is then left alone for a while. Launches inside a launch step aside: t
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
 import msgspec
 
-from cachemgr import live
+from cachemgr import heal, live
 from cachemgr.cache import Cache
 from cachemgr.capture import Launch
 from cachemgr.child import Child
+from cachemgr.digest import Digest
 from cachemgr.domains import TORCH_PROGRAM, Target
 from cachemgr.factors import Profile, describe
 from cachemgr.heads import Heads
+from cachemgr.hold import Purpose
 from cachemgr.key import Key, derive
 from cachemgr.lookup import NOTHING, Found, find
 from cachemgr.outcome import NOT_PUBLISHED, Outcome, Ran, Start
 from cachemgr.publish import Published
+from cachemgr.statcache import StatCache
 from cachemgr.store import layout
-from cachemgr.store.captures import record
+from cachemgr.store.captures import discard_damaged, quarantine, quarantined, record
 from cachemgr.store.lock import held
 from cachemgr.trouble import Patience, Trouble
 from cachemgr.warm import Restored, restore
@@ -163,6 +166,7 @@ class _Launch:
         self._order, self._cache, self._clock, self._trouble = order, cache, clock, trouble
         self._begun = clock.monotonic()
         self._patience = Patience(cache, clock, trouble)
+        self._without: frozenset[Digest] = frozenset()
 
     def profile(self) -> Profile | None:
         """What the command will compile; None when that cannot be found out at all."""
@@ -178,40 +182,82 @@ class _Launch:
         """Look up, take the live directories, and restore."""
         key = derive(profile.factors)
         found = self._waited(key, profile, self._found(key, profile))
-        notes: list[str] = []
-        room = live.enter(
-            self._order.environ,
-            TORCH_PROGRAM,
-            key,
-            self._order.launch,
-            purpose="warm" if found.result == "exact" else "compiling",
-            now=self._clock.now_ns() / 1e9,
-            notes=notes,
-        )
-        for note in notes:
-            self._trouble.say(note)
+        room = self._entered(key, purpose="warm" if found.result == "exact" else "compiling")
         with held(self._cache.lock(key, "restore"), wait=self._left() / 2):
             restored = self._ask("restoring", NOT_RESTORED, lambda: self._restored(found, room))
+        self._quarantine(found, restored)
         seconds = self._clock.monotonic() - self._begun
         started = Started(key, found, restored, seconds, room.targets, self._trouble.lines())
         began = self._clock.text()
         start = Start(self._order.launch, self._order.host, began, key, profile, found, restored, seconds)
-        outcome = Outcome(self._cache, self._clock, start, refusal=self._no_capture(profile))
+        refusal = self._no_capture(profile)
+        outcome = Outcome(self._cache, self._clock, start, refusal=refusal, without=self._without)
         return _Warm(started, room, outcome, profile.constants)
 
     def _found(self, key: Key, profile: Profile) -> Found:
-        return self._ask(
-            "looking up",
-            NOTHING,
-            lambda: find(self._cache.store, key, profile.factors, profile.host, Heads(self._cache.heads())),
+        return self._ask("looking up", NOTHING, lambda: self._looked_up(key, profile))
+
+    def _looked_up(self, key: Key, profile: Profile) -> Found:
+        store, heads = self._cache.store, Heads(self._cache.heads())
+        self._without = quarantined(store, self._order.host)
+        return find(store, key, profile.factors, profile.host, heads, without=self._without)
+
+    def _entered(self, key: Key, *, purpose: Purpose) -> live.Room:
+        """Take the live directories, whole: what is damaged is set aside, or left to those who use it already."""
+        notes: list[str] = []
+        room = self._room(key, notes, purpose=purpose)
+        remembered = self._cache.stat_cache(key)
+        stat_cache = StatCache.load(remembered)
+        nothing: list[heal.Ailing] = []
+        ailing = self._trouble.attempt(
+            "checking the live directories",
+            nothing,
+            lambda: heal.look(room.targets, stat_cache, now_ns=self._clock.now_ns()),
         )
+        stat_cache.save(remembered)
+        if ailing and room.shared(self._order.launch, now=self._now()):
+            notes.append("the live directory is damaged and in use, so this launch gets one of its own")
+            room.leave(in_use=False)
+            room = self._room(key, notes, purpose=purpose, alone=True)
+        else:
+            notes.extend(line for each in ailing for line in heal.set_aside(each, self._order.launch))
+        for note in notes:
+            self._trouble.say(note)
+        return room
+
+    def _room(self, key: Key, notes: list[str], *, purpose: Purpose, alone: bool = False) -> live.Room:
+        order = self._order
+        return live.enter(
+            order.environ, TORCH_PROGRAM, key, order.launch, purpose=purpose, alone=alone, now=self._now(), notes=notes
+        )
+
+    def _now(self) -> float:
+        return self._clock.now_ns() / 1e9
+
+    def _quarantine(self, found: Found, restored: Restored) -> None:
+        """Damaged captures are not tried again on this host, and what they have is published again."""
+        reasons = {damage.capture: damage.reason for damage in restored.damaged}
+        for broken in found.damaged:
+            capture = layout.capture_of(broken.name)
+            if capture is not None and broken.corrupt:
+                reasons[capture] = broken.reason
+        self._without |= reasons.keys()
+        if reasons and self._order.publishes:
+            layers = {damage.layer for damage in restored.damaged}
+            self._ask("quarantining", None, lambda: self._set_apart(reasons, layers))
+
+    def _set_apart(self, reasons: Mapping[Digest, str], layers: Collection[Digest]) -> None:
+        store, since = self._cache.store, self._clock.text()
+        for capture, reason in reasons.items():
+            quarantine(store, capture, host=self._order.host, reason=reason, since=since)
+        for layer in layers:
+            discard_damaged(store, layer)
 
     def _waited(self, key: Key, profile: Profile, found: Found) -> Found:
         """Give a launch that compiles the same a while to publish, if the order says so."""
         end = self._clock.monotonic() + self._order.wait
         while found.result != "exact" and self._clock.monotonic() < end:
-            now = self._clock.now_ns() / 1e9
-            if not live.someone_compiles(self._order.environ, key, self._order.launch, now=now):
+            if not live.someone_compiles(self._order.environ, key, self._order.launch, now=self._now()):
                 return self._found(key, profile)
             self._clock.sleep(_POLL_SECONDS)
         return found

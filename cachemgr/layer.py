@@ -19,7 +19,7 @@ from typing import BinaryIO, Protocol
 import zstandard
 
 from cachemgr import digest
-from cachemgr.capture import File, Layer, Unit
+from cachemgr.capture import File, Layer, Section, Unit
 from cachemgr.digest import Digest
 from cachemgr.errors import CorruptError
 
@@ -38,14 +38,15 @@ _USTAR_MAX_SIZE = 8**11
 class Source(Protocol):
     """Where the stored bytes of a file come from while a layer is packed."""
 
-    def __call__(self, file: File) -> Iterator[bytes]: ...
+    def __call__(self, domain: str, file: File) -> Iterator[bytes]: ...
 
 
 class ChangedError(Exception):
     """A file's bytes were not those of its digest when it was packed: it was written to in the meantime."""
 
-    def __init__(self, unit: Unit, file: File) -> None:
+    def __init__(self, domain: str, unit: Unit, file: File) -> None:
         super().__init__(f"{file.path} changed while it was read")
+        self.domain = domain
         self.unit = unit
 
 
@@ -69,8 +70,8 @@ def links_in(unit: Unit) -> dict[str, str]:
     return links
 
 
-def pack(domain: str, units: Sequence[Unit], source: Source, target: BinaryIO) -> Layer:
-    """Write `units` to `target` as one compressed layer and describe it.
+def pack(sections: Sequence[Section], source: Source, target: BinaryIO) -> Layer:
+    """Write `sections` to `target` as one compressed layer and describe it.
 
     Bytes are read once here, checked against the digests that the units carry, and compressed beside the reading.
     Memory stays below the compression window (128 MiB) plus about 60 MiB.
@@ -78,46 +79,54 @@ def pack(domain: str, units: Sequence[Unit], source: Source, target: BinaryIO) -
     Raises:
         ChangedError: a file is not what its unit says; nothing of `target` may be used.
     """
-    with _Compressor(target, tar_size(units)) as out:
-        for unit in units:
+    with _Compressor(target, tar_size(sections)) as out:
+        for domain, unit in _units(sections):
             links = links_in(unit)
             for file in unit.files:
-                out.write(header(file, links.get(file.path)))
+                out.write(header(domain, file, links.get(file.path)))
                 if file.path not in links:
-                    _copy_in(unit, file, source, out.write)
+                    _copy_in(domain, unit, file, source, out.write)
         out.write(_END)
-    return Layer(domain, out.digest, out.size, out.tar_digest, out.tar_size, tuple(units))
+    return Layer(out.digest, out.size, out.tar_digest, out.tar_size, tuple(sections))
 
 
-def _copy_in(unit: Unit, file: File, source: Source, write: Callable[[bytes], None]) -> None:
+def _units(sections: Sequence[Section]) -> Iterator[tuple[str, Unit]]:
+    for section in sections:
+        for unit in section.units:
+            yield section.domain, unit
+
+
+def _copy_in(domain: str, unit: Unit, file: File, source: Source, write: Callable[[bytes], None]) -> None:
     running = digest.hasher()
     size = 0
-    for piece in source(file):
+    for piece in source(domain, file):
         running.update(piece)
         size += len(piece)
         if size > file.size:
-            raise ChangedError(unit, file)
+            raise ChangedError(domain, unit, file)
         write(piece)
     if size != file.size or digest.finish(running) != file.digest:
-        raise ChangedError(unit, file)
+        raise ChangedError(domain, unit, file)
     write(b"\0" * padding(file.size))
 
 
-def header(file: File, link: str | None) -> bytes:
+def header(domain: str, file: File, link: str | None) -> bytes:
     """The tar header of one member; with a PAX record only where the path is too long for ustar."""
-    member = tarfile.TarInfo(file.path)
+    member = tarfile.TarInfo(f"{domain}/{file.path}")
     member.mode = file.mode
     member.mtime = min(max(file.mtime_ns or 0, 0) // 1_000_000_000, _USTAR_MAX_SIZE - 1)
     if link is None:
         member.size = file.size
     else:
-        member.type, member.linkname = tarfile.LNKTYPE, link
+        member.type, member.linkname = tarfile.LNKTYPE, f"{domain}/{link}"
     return member.tobuf(tarfile.PAX_FORMAT)
 
 
-def header_size(file: File, link: str | None) -> int:
+def header_size(domain: str, file: File, link: str | None) -> int:
     """Bytes that `header` takes, from the lengths alone: building it costs more than placing a small file."""
-    records = _pax_record("path", file.path) + (_pax_record("linkpath", link) if link else 0)
+    records = _pax_record("path", f"{domain}/{file.path}")
+    if link is not None:
+        records += _pax_record("linkpath", f"{domain}/{link}")
     if file.size >= _USTAR_MAX_SIZE and link is None:
         records += _pax_length(len(" size=\n") + len(str(file.size)))
     return BLOCK if records == 0 else 2 * BLOCK + records + padding(records)
@@ -138,14 +147,14 @@ def _pax_length(rest: int) -> int:
     return rest + digits
 
 
-def tar_size(units: Sequence[Unit]) -> int:
-    """Bytes of the tar that `pack` makes of these units."""
+def tar_size(sections: Sequence[Section]) -> int:
+    """Bytes of the tar that `pack` makes of these sections."""
     size = len(_END)
-    for unit in units:
+    for domain, unit in _units(sections):
         links = links_in(unit)
         for file in unit.files:
             link = links.get(file.path)
-            size += header_size(file, link) + (file.size + padding(file.size) if link is None else 0)
+            size += header_size(domain, file, link) + (file.size + padding(file.size) if link is None else 0)
     return size
 
 
@@ -305,8 +314,8 @@ class Placer(Protocol):
         """A file with the bytes of one of the same unit that was handed over before."""
 
 
-def unpack(layer: Layer, compressed: BinaryIO, wanted: Callable[[Unit], bool], placer: Placer) -> None:
-    """Hand every file of the wanted units to `placer`, verified, in tar order.
+def unpack(layer: Layer, compressed: BinaryIO, placer_of: Callable[[str, Unit], Placer | None]) -> None:
+    """Hand the files of every unit for which `placer_of` its domain gives a placer to that, verified, in tar order.
 
     The compressed bytes are checked first, so that no byte of a swapped layer reaches the decompressor; what comes out
     is checked file by file. The caller must not publish what was placed unless this returns.
@@ -318,19 +327,19 @@ def unpack(layer: Layer, compressed: BinaryIO, wanted: Callable[[Unit], bool], p
     pieces = _Pieces(layer, compressed)
     gap = 0
     try:
-        for unit in layer.units:
+        for domain, unit in _units(layer.sections):
             links = links_in(unit)
-            wants = wanted(unit)
+            placer = placer_of(domain, unit)
             for file in unit.files:
                 link = links.get(file.path)
-                gap += header_size(file, link)
-                if link is None and wants:
+                gap += header_size(domain, file, link)
+                if link is None and placer is not None:
                     pieces.skip(gap)
                     _unpack_file(pieces, file, placer)
                     gap = padding(file.size)
                 elif link is None:
                     gap += file.size + padding(file.size)
-                elif wants:
+                elif placer is not None:
                     placer.link(file, link)
         pieces.skip(gap)
         pieces.finish()
@@ -353,7 +362,10 @@ def _unpack_file(pieces: _Pieces, file: File, placer: Placer) -> None:
         _expect(digest.of_bytes(data), file)
         placer.whole(file, data)
     else:
-        placer.parts(file, _verified_parts(pieces, file))
+        parts = _verified_parts(pieces, file)
+        placer.parts(file, parts)
+        for _left_over in parts:
+            pass  # a placer that gave up in the middle must not shift what follows
 
 
 def _verified_parts(pieces: _Pieces, file: File) -> Iterator[memoryview]:

@@ -28,6 +28,10 @@ class Room:
         if self._held is not None:
             self._held.beat()
 
+    def shared(self, launch: str, *, now: float) -> bool:
+        """Whether other launches use these directories, too."""
+        return self._own is not None and bool(hold.others(self._own, launch, now=now))
+
     def leave(self, *, in_use: bool) -> None:
         """The launch is over. A private directory goes with it, unless processes are left that may still use it."""
         if self._held is not None:
@@ -43,17 +47,20 @@ def enter(
     launch: str,
     *,
     purpose: Purpose,
+    alone: bool = False,
     now: float,
     notes: list[str],
 ) -> Room:
     """Take the live directories for a launch. What had to be done differently is appended to `notes`.
+
+    `alone` asks for private ones, whoever else is there.
 
     Where no directory can be written, domains that the user did not place stay where the engine puts them.
     """
     for root in _roots(environ, notes):
         own = f"{root}/cachemgr/{folder(key)}"
         try:
-            return _enter(own, environ, domains, launch, purpose=purpose, now=now)
+            return _enter(own, environ, domains, launch, purpose=purpose, alone=alone, now=now)
         except OSError as error:
             notes.append(f"{own} cannot be used: {error.strerror or error}")
     placed = [_placed(domain, environ, "") for domain in domains if environ.get(domain.variable)]
@@ -78,16 +85,24 @@ def _roots(environ: Mapping[str, str], notes: list[str]) -> list[str]:
 
 
 def _enter(
-    own: str, environ: Mapping[str, str], domains: Sequence[Domain], launch: str, *, purpose: Purpose, now: float
+    own: str,
+    environ: Mapping[str, str],
+    domains: Sequence[Domain],
+    launch: str,
+    *,
+    purpose: Purpose,
+    alone: bool,
+    now: float,
 ) -> Room:
     holder = hold.describe_self(launch, purpose)
     held = Hold.take(own, holder)
     rivals = [other for other in hold.others(own, launch, now=now) if "compiling" in (purpose, other.purpose)]
-    if rivals:
+    private = alone or bool(rivals)
+    if private:
         held.release()
         own = f"{own}.{launch}"
         held = Hold.take(own, holder)
-    return Room([_placed(domain, environ, own) for domain in domains], own, held, private=bool(rivals))
+    return Room([_placed(domain, environ, own) for domain in domains], own, held, private=private)
 
 
 def someone_compiles(environ: Mapping[str, str], key: Key, launch: str, *, now: float) -> bool:

@@ -9,6 +9,7 @@ from cachemgr import __version__
 from cachemgr.cache import Cache
 from cachemgr.capture import LAYOUT, Launch, Manifest, Provenance
 from cachemgr.child import Ended
+from cachemgr.digest import Digest
 from cachemgr.factors import Profile
 from cachemgr.key import Key
 from cachemgr.lookup import Found
@@ -56,10 +57,16 @@ class Ran(msgspec.Struct, frozen=True):
 
 
 class Outcome:
-    """Captures and records of one launch. `refusal` says why nothing may be captured, or None."""
+    """Captures and records of one launch.
 
-    def __init__(self, cache: Cache, clock: Time, start: Start, *, refusal: str | None) -> None:
-        self._cache, self._clock, self._start, self._refusal = cache, clock, start, refusal
+    `refusal` says why nothing may be captured, or None; captures in `without` are in quarantine here.
+    """
+
+    def __init__(
+        self, cache: Cache, clock: Time, start: Start, *, refusal: str | None, without: frozenset[Digest]
+    ) -> None:
+        self._cache, self._clock, self._start = cache, clock, start
+        self._refusal, self._without = refusal, without
 
     def capture(self, work: Work, *, seconds: float, complete: bool) -> Published:
         """Publish what is new in `work`. One publisher per host and key.
@@ -81,6 +88,7 @@ class Outcome:
                 stat_cache,
                 near=self._start.found.captures,
                 now_ns=self._clock.now_ns(),
+                without=self._without,
             )
         stat_cache.save(remembered)
         return published
@@ -88,7 +96,8 @@ class Outcome:
     def _needless(self, work: Work) -> str | None:
         found, offered = self._start.found, self._start.restored.offered
         covered = all(tree.touched <= offered.get(tree.domain.name, frozenset()) for tree in work.trees)
-        return "nothing new to capture" if found.result == "exact" and not work.grown and covered else None
+        idle = found.result == "exact" and not work.grown and covered and not self._start.restored.damaged
+        return "nothing new to capture" if idle else None
 
     def _draft(self, seconds: float, *, complete: bool) -> Manifest:
         start, profile = self._start, self._start.profile
@@ -150,7 +159,9 @@ class Outcome:
 
     def _reasons(self, ran: Ran, published: Published) -> tuple[str, ...]:
         found, restored = self._start.found, self._start.restored
-        damaged = [f"damaged capture: {capture.reason}" for capture in found.damaged]
+        damaged = [
+            f"{'damaged' if capture.corrupt else 'unreadable'} capture: {capture.reason}" for capture in found.damaged
+        ]
         running = ["processes that the command started are still running"] if ran.ended.left_behind else []
         refused = [f"{unit.domain} {unit.unit} not captured: {unit.reason}" for unit in published.refused]
         unpublished = [f"nothing published: {published.reason}"] if published.reason else []

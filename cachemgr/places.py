@@ -6,6 +6,7 @@ network file system, where a compile cache is slow at best (stale handles, no lo
 
 import os
 import stat
+import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -39,6 +40,36 @@ def usable(path: str | Path) -> bool:
     while not os.path.lexists(place):
         place = os.path.dirname(place)
     return os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK)
+
+
+def make_directory(path: str | Path, mode: int = 0o755) -> None:
+    """Make a directory and what is missing above it, none of them writable for others, whatever the umask allows.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    missing = []
+    place = os.path.abspath(path)
+    while not os.path.isdir(place):
+        missing.append(place)
+        place = os.path.dirname(place)
+    for directory in reversed(missing):
+        with suppress(FileExistsError):
+            os.mkdir(directory, mode)
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file of our own state whole or not at all, for this user only.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    make_directory(path.parent, 0o700)
+    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+    aside.rename(path)
 
 
 def spare(environ: Mapping[str, str]) -> Path | None:

@@ -5,16 +5,19 @@ the key has. Nothing is replaced. Bytes that were read last time and did not cha
 is stored already is recognised by its units alone.
 """
 
+import errno
+import os
 import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
 from cachemgr import layer
-from cachemgr.capture import LAYOUT, File, Layer, Manifest, Unit
+from cachemgr.capture import LAYOUT, File, Layer, Manifest, Section, Unit
 from cachemgr.digest import Digest
 from cachemgr.domains.relocation import CannotTravelError
 from cachemgr.errors import StoreError
@@ -72,21 +75,20 @@ def publish(
     own = [capture for capture in captures(store, draft.key, [], without=without) if has_layers(store, capture)]
     have = _stored_units(own)
     refused: list[Refused] = []
-    wanted = [(tree, _new_units(tree, have[tree.domain.name], cache, refused, now_ns=now_ns)) for tree in trees]
-    packed = _Packed(store, [*own, *near])
+    wanted = {
+        tree.domain.name: _new_units(tree, have[tree.domain.name], cache, refused, now_ns=now_ns) for tree in trees
+    }
+    packed = _Packed(store, trees, [*own, *near])
     try:
-        for tree, units in wanted:
-            packed.add(tree, units, refused)
-        if not packed.layers:
+        made = packed.layer(wanted, refused)
+        if made is None:
             return Published(None, 0, 0, 0, tuple(refused), "nothing new to capture")
-        manifest = msgspec.structs.replace(
-            draft, layout=LAYOUT, layers=tuple(packed.layers), entries=_entries(packed.layers, trees)
-        )
+        manifest = msgspec.structs.replace(draft, layout=LAYOUT, layers=(made,), entries=_entries(made, trees))
         capture = commit(store, manifest, packed.paths, now=now_ns / 1e9)
     finally:
         packed.discard()
-    files = [file for packed_layer in packed.layers for file in packed_layer.files()]
-    stored = sum(packed_layer.size for packed_layer in packed.layers if packed_layer.digest in packed.paths)
+    files = list(made.files())
+    stored = made.size if made.digest in packed.paths else 0
     return Published(capture, len(files), sum(file.size for file in files), stored, tuple(refused), "")
 
 
@@ -94,9 +96,9 @@ def _stored_units(own: Sequence[Capture]) -> dict[str, dict[str, list[set[str]]]
     """Per domain and unit, the sets of paths that complete captures have."""
     have: dict[str, dict[str, list[set[str]]]] = defaultdict(lambda: defaultdict(list))
     for capture in own:
-        for stored in capture.manifest.layers if capture.manifest.complete else ():
-            for unit in stored.units:
-                have[stored.domain][unit.name].append({file.path for file in unit.files})
+        for _layer, section in capture.manifest.sections() if capture.manifest.complete else ():
+            for unit in section.units:
+                have[section.domain][unit.name].append({file.path for file in unit.files})
     return have
 
 
@@ -114,52 +116,53 @@ def _new_units(
     return found
 
 
-class _Packed:
-    """Layers packed into the store's scratch directory until they are committed."""
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
-    def __init__(self, store: Store, near: Sequence[Capture]) -> None:
+
+def _created(path: Path) -> BinaryIO:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    return os.fdopen(descriptor, "wb")
+
+
+class _Packed:
+    """A layer packed into the store's scratch directory until it is committed."""
+
+    def __init__(self, store: Store, trees: Sequence[Tree], known: Sequence[Capture]) -> None:
         self._store = store
-        self._known = {
-            (known.domain, known.units): known
-            for capture in near
-            if has_layers(store, capture)
-            for known in capture.manifest.layers
-        }
-        self.layers: list[Layer] = []
+        self._trees = {tree.domain.name: tree for tree in trees}
+        self._known = {held.sections: held for capture in known for held in capture.manifest.layers}
         self.paths: dict[Digest, Path] = {}
 
-    def add(self, tree: Tree, units: Sequence[Unit], refused: list[Refused]) -> None:
-        """Pack the units of one domain, or find the layer that has exactly these."""
-        remaining = list(units)
-        while remaining:
-            known = self._known.get((tree.domain.name, tuple(remaining)))
-            if known is not None:
-                self.layers.append(known)
-                return
+    def layer(self, wanted: Mapping[str, Sequence[Unit]], refused: list[Refused]) -> Layer | None:
+        """Pack these units, or find the layer that has exactly them; None when there are none."""
+        remaining = {domain: list(units) for domain, units in wanted.items()}
+        while True:
+            sections = tuple(Section(domain, tuple(units)) for domain, units in sorted(remaining.items()) if units)
+            if not sections:
+                return None
+            known = self._known.get(sections)
+            if known is not None and self._store.has(layout.layer_name(known.digest)):
+                return known
             try:
-                self._pack(tree, remaining)
+                return self._pack(sections)
             except layer.ChangedError as fault:
-                refused.append(Refused(tree.domain.name, fault.unit.name, str(fault)))
-                remaining.remove(fault.unit)
-            else:
-                return
+                refused.append(Refused(fault.domain, fault.unit.name, str(fault)))
+                remaining[fault.domain].remove(fault.unit)
 
-    def _pack(self, tree: Tree, units: Sequence[Unit]) -> None:
+    def _pack(self, sections: tuple[Section, ...]) -> Layer:
         path = self._store.scratch() / uuid.uuid4().hex
         try:
-            with path.open("xb") as target:
-                packed = layer.pack(tree.domain.name, units, _Source(tree, units), target)
+            with _created(path) as target:
+                packed = layer.pack(sections, _Source(self._trees, sections), target)
         except OSError as error:
             path.unlink(missing_ok=True)
-            raise StoreError(f"cannot write a layer to {self._store}: {error.strerror or error}") from None
+            hint = "free space there, or set CACHEMGR_STORE to another file system" if error.errno in _FULL else None
+            raise StoreError(f"cannot write a layer to {self._store}: {error.strerror or error}", hint=hint) from None
         except layer.ChangedError:
             path.unlink()
             raise
-        self.layers.append(packed)
-        if packed.digest in self.paths:  # another domain has the same files
-            path.unlink()
-        else:
-            self.paths[packed.digest] = path
+        self.paths[packed.digest] = path
+        return packed
 
     def discard(self) -> None:
         """Remove what `commit` did not take."""
@@ -171,24 +174,27 @@ class _Packed:
 class _Source:
     """Stored bytes of live files, detached where they are relocated."""
 
-    def __init__(self, tree: Tree, units: Sequence[Unit]) -> None:
-        self._tree = tree
-        self._units = {file.path: unit for unit in units for file in unit.files}
+    def __init__(self, trees: Mapping[str, Tree], sections: Sequence[Section]) -> None:
+        self._trees = trees
+        self._units = {
+            (section.domain, file.path): unit for section in sections for unit in section.units for file in unit.files
+        }
         self._unit: Unit | None = None
         self._names: Mapping[str, set[str]] = {}
 
-    def __call__(self, file: File) -> Iterator[bytes]:
+    def __call__(self, domain: str, file: File) -> Iterator[bytes]:
+        unit = self._units[domain, file.path]
         try:
-            yield from self._bytes(file)
+            yield from self._bytes(self._trees[domain], unit, file)
         except (OSError, CannotTravelError):
-            raise layer.ChangedError(self._units[file.path], file) from None
+            raise layer.ChangedError(domain, unit, file) from None
 
-    def _bytes(self, file: File) -> Iterator[bytes]:
-        live = f"{self._tree.directory}/{file.path}"
-        relocation = self._tree.domain.relocation_of(file.path) if file.relocated else None
+    def _bytes(self, tree: Tree, unit: Unit, file: File) -> Iterator[bytes]:
+        live = f"{tree.directory}/{file.path}"
+        relocation = tree.domain.relocation_of(file.path) if file.relocated else None
         if relocation is None:
             return layer.read_file(live)
-        siblings = self._siblings_in(self._units[file.path])[file.path.rpartition("/")[0]]
+        siblings = self._siblings_in(unit)[file.path.rpartition("/")[0]]
         return iter((relocation.detach(b"".join(layer.read_file(live)), siblings),))
 
     def _siblings_in(self, unit: Unit) -> Mapping[str, set[str]]:
@@ -198,7 +204,7 @@ class _Source:
         return self._names
 
 
-def _entries(packed: Sequence[Layer], trees: Sequence[Tree]) -> tuple[str, ...]:
+def _entries(made: Layer, trees: Sequence[Tree]) -> tuple[str, ...]:
     domains = {tree.domain.name: tree.domain for tree in trees}
-    names = {domains[made.domain].entry_of(unit.name) for made in packed for unit in made.units}
+    names = {domains[section.domain].entry_of(unit.name) for section in made.sections for unit in section.units}
     return tuple(sorted(name for name in names if name is not None))

@@ -13,6 +13,7 @@ from cachemgr.domains import Target
 from cachemgr.domains.relocation import CannotTravelError
 from cachemgr.errors import CorruptError, DeadlineError, StoreError
 from cachemgr.observe import STAGE_PREFIX
+from cachemgr.places import make_directory
 
 _SPACE_MARGIN = 64 << 20
 """Bytes that a restore leaves free: the engine has to write too."""
@@ -93,13 +94,13 @@ class Stage:
 
     def _enter(self, directory: str) -> None:
         if not self._made:
-            os.makedirs(self._parent, exist_ok=True)
+            make_directory(self._parent)
             os.mkdir(self._private, 0o700)
-            os.mkdir(self._root)
+            os.mkdir(self._root, 0o755)
             self._made.add(self._root)
         if directory not in self._made:
             self._enter(directory.rpartition("/")[0])
-            os.mkdir(directory)
+            os.mkdir(directory, 0o755)
             self._made.add(directory)
 
     def _settle(self, descriptor: int, file: File) -> None:
@@ -109,7 +110,7 @@ class Stage:
         """Raises StoreError when the target's file system cannot take this many bytes and files."""
         if not files:
             return
-        os.makedirs(self._parent, exist_ok=True)
+        make_directory(self._parent)
         space = os.statvfs(self._parent)
         if space.f_bavail * space.f_frsize < size + _SPACE_MARGIN:
             raise StoreError(
@@ -131,7 +132,7 @@ class Stage:
     def _publish_unit(self, unit: Unit) -> bool:
         """One rename for a unit with a directory of its own; name by name for one among others."""
         staged, final = f"{self._root}/{unit.name}", f"{self._final}/{unit.name}"
-        os.makedirs(final.rpartition("/")[0], exist_ok=True)
+        make_directory(final.rpartition("/")[0])
         if all(file.path.startswith(unit.name + "/") for file in unit.files):
             return _renamed(staged, final)
         taken = [_claimed(f"{self._root}/{file.path}", f"{self._final}/{file.path}") for file in unit.files]

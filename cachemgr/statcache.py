@@ -5,7 +5,6 @@ two seconds before it was read is not remembered, because a second change inside
 """
 
 import os
-import uuid
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import msgspec
 
 from cachemgr.capture import File
 from cachemgr.observe import Seen
+from cachemgr.places import write_private
 
 _RACY_NS = 2_000_000_000
 
@@ -44,11 +44,8 @@ class StatCache:
         if not self.changed:
             return
         known = {file: entry for file, entry in self._entries.items() if os.path.lexists(file)}
-        aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            aside.write_bytes(msgspec.msgpack.encode(known))
-            aside.rename(path)
+            write_private(path, msgspec.msgpack.encode(known))
 
     def get(self, path: str, seen: Seen) -> File | None:
         """The stored form of the file at `path`, if it is the file that was remembered."""

@@ -1,6 +1,6 @@
 """The warm journey: put an artifact's files where the engine will look."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -35,14 +35,8 @@ class Damage(msgspec.Struct, frozen=True):
     reason: str
 
 
-class _Part(msgspec.Struct, frozen=True):
-    """Units of one layer that are to be restored."""
-
-    layer: Layer
-    units: frozenset[str]
-
-    def wants(self, unit: Unit) -> bool:
-        return unit.name in self.units
+Chosen = Mapping[str, tuple[Layer, Unit]]
+"""Units by name, each with the layer to take it from."""
 
 
 def choose(found: Sequence[Capture], domain: str) -> dict[str, tuple[Layer, Unit]]:
@@ -53,9 +47,11 @@ def choose(found: Sequence[Capture], domain: str) -> dict[str, tuple[Layer, Unit
     """
     chosen: dict[str, tuple[Layer, Unit]] = {}
     for capture in found:
-        layer = capture.manifest.layer(domain)
-        for unit in layer.units if layer else ():
-            assert layer is not None, "a unit comes from a layer"
+        held = capture.manifest.section(domain)
+        if held is None:
+            continue
+        layer, section = held
+        for unit in section.units:
             taken = chosen.get(unit.name)
             if taken is None or _paths(unit) > _paths(taken[1]):
                 chosen[unit.name] = (layer, unit)
@@ -78,7 +74,8 @@ def restore(
 ) -> Restored:
     """Put the artifact's units into the live directories.
 
-    Whole domains succeed or fail on their own; a domain that fails is left exactly as it was, and said in `reasons`.
+    Whole domains succeed or fail: by what is wrong with their directory on their own, by what is wrong with a layer
+    with all that need it. A domain that fails is left exactly as it was, and said in `reasons`.
 
     Args:
         artifact: the captures to take units from.
@@ -87,69 +84,150 @@ def restore(
         now_ns: modification time of restored files, in domains that keep none.
         expired: asked between files; once true, what is not placed yet stays out.
     """
-    outcome = _Outcome()
+    reasons: list[str] = []
+    plans: list[_Plan] = []
     for target in targets:
         if target.domain.content_keyed or trees:
-            _restore_domain(store, artifact, target, outcome, launch=launch, now_ns=now_ns, expired=expired)
-        elif any(capture.manifest.layer(target.domain.name) for capture in artifact):
-            outcome.reasons.append(f"{target.domain.name} left out: the engine is blind to what differs")
-    return outcome.restored()
-
-
-class _Outcome:
-    """What the domains of one restore add up to."""
-
-    def __init__(self) -> None:
-        self.files = self.bytes = self.present = 0
-        self.offered: dict[str, frozenset[str]] = {}
-        self.reasons: list[str] = []
-        self.damaged: list[Damage] = []
-
-    def restored(self) -> Restored:
-        return Restored(self.files, self.bytes, self.present, self.offered, tuple(self.reasons), tuple(self.damaged))
-
-
-def _restore_domain(
-    store: Store,
-    artifact: Sequence[Capture],
-    target: Target,
-    outcome: _Outcome,
-    *,
-    launch: str,
-    now_ns: int,
-    expired: Callable[[], bool],
-) -> None:
-    name = target.domain.name
-    chosen = _fitting(target.domain, choose(artifact, name), outcome.reasons)
-    live = scan(target.directory, target.domain.travels) if chosen else {}
-    present, missing = _against_live(target, chosen, live, outcome.reasons)
-    offered = {path: live[path] for unit in present for path in _paths(unit)}
-    placed: list[Unit] = []
-    stage = Stage(target, launch=launch, now_ns=now_ns, expired=expired)
+            stage = Stage(target, launch=launch, now_ns=now_ns, expired=expired)
+            plans.append(_Plan(target, artifact, stage, reasons))
+        elif any(capture.manifest.section(target.domain.name) for capture in artifact):
+            reasons.append(f"{target.domain.name} left out: the engine is blind to what differs")
     try:
-        _stage_layers(store, _parts(chosen, missing), stage)
-        placed = stage.publish(missing)
-    except _BadLayerError as bad:
-        outcome.reasons.append(f"{name} not restored: {bad}")
-        outcome.damaged.extend(
-            Damage(capture.digest, bad.layer, str(bad)) for capture in artifact if _has_layer(capture, bad.layer)
-        )
-    except (NotFoundError, CorruptError, StoreError, DeadlineError) as error:
-        outcome.reasons.append(f"{name} not restored: {error}")
-    except OSError as error:
-        outcome.reasons.append(f"{name} not restored: {error.strerror or error} ({target.directory})")
+        damaged = _stage_layers(store, artifact, plans)
+        for plan in plans:
+            plan.publish(expired)
     finally:
-        stage.discard()
-    files = {file.path: file for unit in placed for file in unit.files}
-    outcome.files += len(files)
-    outcome.bytes += sum(file.size for file in files.values())
-    outcome.present += len(offered)
-    outcome.offered[name] = frozenset(offered) | frozenset(files)
+        for plan in plans:
+            plan.stage.discard()
+    return _restored(plans, reasons, damaged)
 
 
-def _fitting(
-    domain: Domain, chosen: Mapping[str, tuple[Layer, Unit]], reasons: list[str]
-) -> dict[str, tuple[Layer, Unit]]:
+_OWN_FAILURES = (StoreError, OSError)
+"""What can go wrong with one live directory."""
+_LAYER_FAILURES = (CorruptError, NotFoundError, StoreError, DeadlineError)
+"""What stops all that is taken from one layer."""
+
+
+class _Plan:
+    """What is restored of one domain. A failure stops this domain and no other."""
+
+    def __init__(self, target: Target, artifact: Sequence[Capture], stage: Stage, reasons: list[str]) -> None:
+        domain = target.domain
+        self.target, self.stage = target, stage
+        self.chosen = _fitting(domain, choose(artifact, domain.name), reasons)
+        live = scan(target.directory, domain.travels) if self.chosen else {}
+        present, self.missing = _against_live(target, self.chosen, live, reasons)
+        self.present = frozenset(path for unit in present for path in _paths(unit))
+        self.placed: list[Unit] = []
+        self.failure: str | None = None
+
+    def layers(self) -> list[tuple[Layer, set[str]]]:
+        """The layers that missing units come from, with the names of those units.
+
+        By identity: two manifests may describe the same object, and not alike.
+        """
+        wanted: dict[int, tuple[Layer, set[str]]] = {}
+        for unit in self.missing if self.failure is None else ():
+            layer = self.chosen[unit.name][0]
+            wanted.setdefault(id(layer), (layer, set()))[1].add(unit.name)
+        return list(wanted.values())
+
+    def require_space(self) -> None:
+        files = [file for unit in self.missing for file in unit.files]
+        try:
+            self.stage.require_space(sum(file.size for file in files), len(files))
+        except _OWN_FAILURES as error:
+            self._fail(error)
+
+    def publish(self, expired: Callable[[], bool]) -> None:
+        if self.failure is not None or not self.missing:
+            return
+        if expired():  # nobody waits any more: the engine writes to this directory by now
+            self.failure = "the deadline has passed"
+            return
+        try:
+            self.placed = self.stage.publish(self.missing)
+        except _OWN_FAILURES as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        own = f"{error.strerror or error} ({self.target.directory})" if isinstance(error, OSError) else str(error)
+        self.failure = own
+
+    # A plan is a `cachemgr.layer.Placer`: its stage, with failures kept to itself. It stands on the hottest path.
+
+    def whole(self, file: File, data: memoryview) -> None:
+        if self.failure is None:
+            try:
+                self.stage.whole(file, data)
+            except _OWN_FAILURES as error:
+                self._fail(error)
+
+    def parts(self, file: File, parts: Iterator[memoryview]) -> None:
+        if self.failure is None:
+            try:
+                self.stage.parts(file, parts)
+            except _OWN_FAILURES as error:
+                self._fail(error)
+
+    def link(self, file: File, original: str) -> None:
+        if self.failure is None:
+            try:
+                self.stage.link(file, original)
+            except _OWN_FAILURES as error:
+                self._fail(error)
+
+
+def _stage_layers(store: Store, artifact: Sequence[Capture], plans: Sequence[_Plan]) -> list[Damage]:
+    """Unpack each layer once, for all domains that need it."""
+    wanted: dict[int, tuple[Layer, dict[str, tuple[_Plan, set[str]]]]] = {}
+    for plan in plans:
+        plan.require_space()
+        for layer, units in plan.layers():
+            wanted.setdefault(id(layer), (layer, {}))[1][plan.target.domain.name] = (plan, units)
+    damaged: list[Damage] = []
+    for layer, by_domain in wanted.values():
+        failure = _stage_layer(store, layer, by_domain)
+        if isinstance(failure, CorruptError):
+            holders = [capture.digest for capture in artifact if layer in capture.manifest.layers]
+            damaged.extend(Damage(holder, layer.digest, str(failure)) for holder in holders)
+        for plan, _units in by_domain.values():
+            plan.failure = plan.failure or (None if failure is None else str(failure))
+    return damaged
+
+
+def _stage_layer(
+    store: Store, layer: Layer, by_domain: Mapping[str, tuple[_Plan, set[str]]]
+) -> CorruptError | NotFoundError | StoreError | DeadlineError | None:
+    def placer_of(domain: str, unit: Unit) -> _Plan | None:
+        plan, units = by_domain.get(domain, (None, frozenset[str]()))
+        return plan if plan is not None and plan.failure is None and unit.name in units else None
+
+    try:
+        with store.open(layout.layer_name(layer.digest)) as compressed:
+            layers.unpack(layer, compressed, placer_of)
+    except _LAYER_FAILURES as error:
+        return error
+    except OSError as error:  # of the store: those of a live directory stay with their plan
+        return StoreError(f"cannot read layer {layer.digest}: {error.strerror or error}")
+    return None
+
+
+def _restored(plans: Sequence[_Plan], reasons: list[str], damaged: Sequence[Damage]) -> Restored:
+    files = [file for plan in plans for unit in plan.placed for file in unit.files]
+    failures = [f"{plan.target.domain.name} not restored: {plan.failure}" for plan in plans if plan.failure]
+    offered = {plan.target.domain.name: plan.present.union(*(_paths(unit) for unit in plan.placed)) for plan in plans}
+    return Restored(
+        len(files),
+        sum(file.size for file in files),
+        sum(len(plan.present) for plan in plans),
+        offered,
+        (*reasons, *failures),
+        tuple(damaged),
+    )
+
+
+def _fitting(domain: Domain, chosen: Chosen, reasons: list[str]) -> Chosen:
     """Only units whose files the domain would capture, in the unit that it would capture them in: a manifest may not
     place byte-code beside a module, or have another directory renamed."""
     fitting = {
@@ -162,9 +240,7 @@ def _fitting(
     return fitting
 
 
-def _against_live(
-    target: Target, chosen: Mapping[str, tuple[Layer, Unit]], live: Snapshot, reasons: list[str]
-) -> tuple[list[Unit], list[Unit]]:
+def _against_live(target: Target, chosen: Chosen, live: Snapshot, reasons: list[str]) -> tuple[list[Unit], list[Unit]]:
     """Which of the chosen units lie in the live directory already, and which are missing altogether."""
     live_units = {target.domain.unit_of(path) for path in live}
     present: list[Unit] = []
@@ -184,37 +260,3 @@ def _against_live(
 
 def _matches(file: File, seen: Seen | None) -> bool:
     return seen is not None and (file.relocated or seen.size == file.size)
-
-
-def _parts(chosen: Mapping[str, tuple[Layer, Unit]], missing: Sequence[Unit]) -> list[_Part]:
-    wanted = {unit.name for unit in missing}
-    by_layer: dict[str, tuple[Layer, set[str]]] = {}
-    for name, (layer, _unit) in chosen.items():
-        if name in wanted:
-            by_layer.setdefault(layer.digest, (layer, set()))[1].add(name)
-    return [_Part(layer, frozenset(units)) for layer, units in by_layer.values()]
-
-
-def _stage_layers(store: Store, parts: Sequence[_Part], stage: Stage) -> None:
-    stage.require_space(
-        sum(file.size for part in parts for unit in part.layer.units if unit.name in part.units for file in unit.files),
-        sum(len(unit.files) for part in parts for unit in part.layer.units if unit.name in part.units),
-    )
-    for part in parts:
-        with store.open(layout.layer_name(part.layer.digest)) as compressed:
-            try:
-                layers.unpack(part.layer, compressed, part.wants, stage)
-            except CorruptError as error:
-                raise _BadLayerError(part.layer.digest, str(error)) from None
-
-
-class _BadLayerError(Exception):
-    """A layer is not what its manifest says. `str()` is the reason."""
-
-    def __init__(self, layer: Digest, reason: str) -> None:
-        super().__init__(reason)
-        self.layer = layer
-
-
-def _has_layer(capture: Capture, layer: Digest) -> bool:
-    return any(held.digest == layer for held in capture.manifest.layers)

@@ -71,8 +71,7 @@ class Machine:
 
     @property
     def environ(self) -> dict[str, str]:
-        self.home.mkdir(parents=True, exist_ok=True)
-        self.tmp.mkdir(exist_ok=True)
+        self.make_places()
         return {
             "PATH": os.environ["PATH"],
             "HOME": str(self.home),
@@ -81,6 +80,11 @@ class Machine:
             "LC_ALL": "C.UTF-8",
             **self.variables,
         }
+
+    def make_places(self) -> None:
+        """HOME and TMPDIR, before several processes need them at once."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        self.tmp.mkdir(exist_ok=True)
 
     def cachemgr(self, *words: str, code: int | None = 0, **more: str) -> "subprocess.CompletedProcess[str]":
         """Run `cachemgr WORDS` and expect the exit code `code` (None: any)."""
@@ -91,7 +95,7 @@ class Machine:
             capture_output=True,
             text=True,
             check=False,
-            timeout=600,
+            timeout=120,
         )
         assert code is None or done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done

@@ -4,6 +4,7 @@ A wrapper forwards everything to a real store, so what is tested is the code abo
 """
 
 import ctypes
+import errno
 import io
 import os
 import platform
@@ -14,7 +15,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 from cachemgr.capture import is_safe_path
 from cachemgr.errors import CorruptError, NotFoundError, StoreError
@@ -279,6 +280,31 @@ class Unreadable(Wrapper):
         return super().open(name)
 
 
+class Breaking(Wrapper):
+    """Opens what lies below `prefix`, hands out so many pieces of it, and then fails as a dead file server does."""
+
+    def __init__(self, inner: Store, prefix: str, *, after: int) -> None:
+        super().__init__(inner)
+        self._prefix, self._after = prefix, after
+
+    def open(self, name: str) -> BinaryIO:
+        with super().open(name) as stream:
+            data = stream.read()
+        return _BreakingStream(data, self._after) if name.startswith(self._prefix) else io.BytesIO(data)
+
+
+class _BreakingStream(io.BytesIO):
+    def __init__(self, data: bytes, left: int) -> None:
+        super().__init__(data)
+        self._left = left
+
+    def read(self, size: int | None = -1) -> bytes:
+        self._left -= 1
+        if self._left < 0:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().read(size)
+
+
 class Corrupting(Wrapper):
     """Hands out objects below `prefix` with other bytes: one bit flipped at `at` (a share of the length), or cut off
     there."""
@@ -312,6 +338,135 @@ class ListOnce(Wrapper):
         assert prefix not in self._listed, f"`{prefix}` is listed a second time"
         self._listed.add(prefix)
         return super().scan(prefix)
+
+
+class Slow(Wrapper):
+    """Thinks a while before each answer, as a busy file server does."""
+
+    def __init__(self, inner: Store, *, seconds: float) -> None:
+        super().__init__(inner)
+        self._seconds = seconds
+
+    def read(self, name: str, *, limit: int) -> bytes:
+        time.sleep(self._seconds)
+        return super().read(name, limit=limit)
+
+    def has(self, name: str) -> bool:
+        time.sleep(self._seconds)
+        return super().has(name)
+
+    def open(self, name: str) -> BinaryIO:
+        time.sleep(self._seconds)
+        return super().open(name)
+
+    def put(self, name: str, data: bytes) -> bool:
+        time.sleep(self._seconds)
+        return super().put(name, data)
+
+    def put_file(self, name: str, path: Path) -> bool:
+        time.sleep(self._seconds)
+        return super().put_file(name, path)
+
+    def scan(self, prefix: str) -> Iterator[Entry]:
+        time.sleep(self._seconds)
+        return super().scan(prefix)
+
+
+class Stale(Wrapper):
+    """Answers `verbs` about what lies below `prefix` as a file server does whose handles went stale or whose files are
+    busy: `times` times, or always."""
+
+    def __init__(
+        self,
+        inner: Store,
+        *verbs: Literal["read", "open", "scan", "has"],
+        prefix: str = "",
+        times: int | None = None,
+        error: int = errno.ESTALE,
+    ) -> None:
+        super().__init__(inner)
+        self._verbs, self._prefix, self._left, self._errno = verbs, prefix, times, error
+
+    def _check(self, verb: str, name: str) -> None:
+        if verb not in self._verbs or not name.startswith(self._prefix) or self._left == 0:
+            return
+        if self._left is not None:
+            self._left -= 1
+        raise StoreError(f"cannot {verb} `{name}` in {self}: {os.strerror(self._errno)}")
+
+    def read(self, name: str, *, limit: int) -> bytes:
+        self._check("read", name)
+        return super().read(name, limit=limit)
+
+    def has(self, name: str) -> bool:
+        self._check("has", name)
+        return super().has(name)
+
+    def open(self, name: str) -> BinaryIO:
+        self._check("open", name)
+        return super().open(name)
+
+    def scan(self, prefix: str) -> Iterator[Entry]:
+        self._check("scan", prefix)
+        return super().scan(prefix)
+
+
+class Late(Wrapper):
+    """Shows what was put only after it was asked for `after` times, as attribute caches of network mounts do."""
+
+    def __init__(self, inner: Store, *, after: int) -> None:
+        super().__init__(inner)
+        self._after = after
+        self._hidden: dict[str, int] = {}
+
+    def _hides(self, name: str) -> bool:
+        left = self._hidden.get(name, 0)
+        if left:
+            self._hidden[name] = left - 1
+        return left > 0
+
+    def read(self, name: str, *, limit: int) -> bytes:
+        if self._hides(name):
+            raise NotFoundError(f"no `{name}` in {self}")
+        return super().read(name, limit=limit)
+
+    def has(self, name: str) -> bool:
+        return super().has(name) and not self._hides(name)
+
+    def open(self, name: str) -> BinaryIO:
+        if self._hides(name):
+            raise NotFoundError(f"no `{name}` in {self}")
+        return super().open(name)
+
+    def put(self, name: str, data: bytes) -> bool:
+        created = super().put(name, data)
+        if created:
+            self._hidden[name] = self._after
+        return created
+
+    def put_file(self, name: str, path: Path) -> bool:
+        created = super().put_file(name, path)
+        if created:
+            self._hidden[name] = self._after
+        return created
+
+    def scan(self, prefix: str) -> Iterator[Entry]:
+        return (entry for entry in super().scan(prefix) if not self._hides(entry.name))
+
+
+class Nameless(Wrapper):
+    """Takes no file under its name, `times` times or always: a mount that implements neither links nor renames."""
+
+    def __init__(self, inner: Store, *, times: int | None = None) -> None:
+        super().__init__(inner)
+        self._left = times
+
+    def put_file(self, name: str, path: Path) -> bool:
+        if self._left == 0:
+            return super().put_file(name, path)
+        if self._left is not None:
+            self._left -= 1
+        raise StoreError(f"cannot write `{name}` in {self}: {os.strerror(errno.ENOSYS)}")
 
 
 def contents(store: Store) -> dict[str, bytes]:

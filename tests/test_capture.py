@@ -20,6 +20,7 @@ from cachemgr.capture import (
     Layer,
     Manifest,
     Provenance,
+    Section,
     Unit,
     decode_launch,
     decode_manifest,
@@ -33,7 +34,7 @@ from cachemgr.key import Difference, Factor, Key, Relations, derive
 from tests.trees import FACTORS, draft
 
 GOLDEN = Path(__file__).parent / "data" / "manifest.json"
-GOLDEN_DIGEST = "sha256:f1766e4dccae91499e8640c227a952773334ee1579872e262b12066b570c5897"
+GOLDEN_DIGEST = "sha256:acdb4ee7e70a7b4b426c7eba3384df85553183e93d039aa8aa74aa3881fad706"
 
 
 def named(number: int) -> Digest:
@@ -46,23 +47,30 @@ MANIFEST = msgspec.structs.replace(
     needs=Relations(cpu_features=("avx2", "avx512f"), cuda_runtime="13.0", ordinals={"rank_0_0": 0, "rank_1_0": 1}),
     layers=(
         Layer(
-            "torch_compile",
             named(10),
             2000,
             named(11),
             10240,
-            (Unit("torch_aot_compile/ab", (File("torch_aot_compile/ab/rank_0_0/model", 5, named(3)),)),),
+            (
+                Section(
+                    "torch_compile",
+                    (Unit("torch_aot_compile/ab", (File("torch_aot_compile/ab/rank_0_0/model", 5, named(3)),)),),
+                ),
+                Section(
+                    "triton",
+                    (
+                        Unit("K1", (GROUP, File("K1/add ü.cubin", 7, named(4)), File("K1/run", 0, named(5), 0o755))),
+                        Unit("K2", (File("K2/cuda_utils.so", 9, named(6), mtime_ns=1_600_000_000_123_456_789),)),
+                    ),
+                ),
+            ),
         ),
         Layer(
-            "triton",
             named(20),
             1000,
             named(21),
             4096,
-            (
-                Unit("K1", (GROUP, File("K1/add ü.cubin", 7, named(4)), File("K1/run", 0, named(5), 0o755))),
-                Unit("K2", (File("K2/cuda_utils.so", 9, named(6), mtime_ns=1_600_000_000_123_456_789),)),
-            ),
+            (Section("modelinfos", (Unit("m.json", (File("m.json", 3, named(7)),)),)),),
         ),
     ),
     provenance=Provenance("0.1.0", "build-host", ("vllm", "serve", "--api-key", "***")),
@@ -114,10 +122,12 @@ def unit_of(files: list[File], name: str) -> Unit:
     return Unit(name, tuple(msgspec.structs.replace(placed[path], path=path) for path in sorted(placed)))
 
 
-units = st.dictionaries(names, st.lists(rows, min_size=1, max_size=4), max_size=4).map(
+units = st.dictionaries(names, st.lists(rows, min_size=1, max_size=4), min_size=1, max_size=4).map(
     lambda found: tuple(unit_of(found[name], name) for name in sorted(found))
 )
-layers = st.builds(Layer, domain=names, digest=digests, size=sizes, tar_digest=digests, tar_size=sizes, units=units)
+found_sections = st.lists(
+    st.builds(Section, domain=names, units=units), max_size=3, unique_by=lambda section: section.domain
+)
 factors = st.lists(
     st.builds(Factor, name=texts, value=texts | st.none(), role=st.sampled_from(["guard", "match", "blind"])),
     max_size=4,
@@ -125,11 +135,18 @@ factors = st.lists(
 )
 
 
-@given(factors, st.lists(layers, max_size=3, unique_by=lambda layer: layer.domain), texts, st.booleans())
-def test_every_manifest_survives(found: list[Factor], held: list[Layer], text: str, complete: bool) -> None:
-    manifest = msgspec.structs.replace(
-        draft(found, complete=complete), layers=tuple(held), model=text, timings={text: 0.1}
-    )
+@given(factors, found_sections, st.integers(0, 3), st.tuples(digests, sizes, digests, sizes), texts, st.booleans())
+def test_every_manifest_survives(
+    found: list[Factor],
+    held: list[Section],
+    cut: int,
+    facts: tuple[Digest, int, Digest, int],
+    text: str,
+    complete: bool,
+) -> None:
+    parts = (held[:cut], held[cut:])
+    layers = tuple(Layer(*facts, tuple(sorted(part, key=lambda section: section.domain))) for part in parts)
+    manifest = msgspec.structs.replace(draft(found, complete=complete), layers=layers, model=text, timings={text: 0.1})
     assert decode_manifest(encode_manifest(manifest), name="x") == manifest
 
 
@@ -153,9 +170,23 @@ def put(*where: str | int, value: object) -> Callable[[Any], object]:
     return change
 
 
-LAYER = ("layers", 1)
-UNIT = (*LAYER, "units", 0)
+LAYER = ("layers", 0)
+SECTION = (*LAYER, "sections", 1)
+ALONE = ("layers", 1, "sections", 0)
+"""The only section of its layer: its name is out of order beside no other."""
+UNIT = (*SECTION, "units", 0)
 FILE = (*UNIT, "files", 1)
+
+
+def triton_of(value: Any) -> Any:
+    """The section of Triton in the golden manifest as JSON."""
+    return value["layers"][0]["sections"][1]
+
+
+def repeat_first_section(value: Any) -> None:
+    sections = value["layers"][0]["sections"]
+    sections.insert(0, sections[0])
+
 
 REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
     "a newer layout": (put("layout", value=LAYOUT + 1), "layout 2, this cachemgr reads layout 1"),
@@ -163,6 +194,7 @@ REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
     "a layout in words": (put("layout", value="1"), "cannot be read"),
     "an unknown field": (put("extra", value=1), "unknown field `extra`"),
     "an unknown field of a layer": (put(*LAYER, "chunks", value=[]), "not in canonical form"),
+    "an unknown field of a section": (put(*SECTION, "format", value="tar"), "not in canonical form"),
     "an unknown field of a unit": (put(*UNIT, "rank", value=0), "not in canonical form"),
     "an unknown field of a file": (put(*FILE, "xattrs", value={}), "not in canonical form"),
     "an unknown field of a factor": (put("factors", 0, "scope", value="x"), "not in canonical form"),
@@ -174,7 +206,13 @@ REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
     "a key of other factors": (put("key", value="k1:" + "0" * 32), "do not make its key"),
     "another factor value": (put("factors", 0, "value", value="12.8"), "do not make its key"),
     "a factor given twice": (lambda value: value["factors"].append(value["factors"][0]), "a factor is given twice"),
-    "two layers of a domain": (put(*LAYER, "domain", value="torch_compile"), "a domain has two layers"),
+    "a domain in two layers": (put(*ALONE, "domain", value="torch_compile"), "a domain has two sections"),
+    "a section twice": (repeat_first_section, "a domain has two sections"),
+    "sections out of order": (lambda value: value["layers"][0]["sections"].reverse(), "misorders its sections"),
+    "an empty section": (put(*SECTION, "units", value=[]), "section triton is empty"),
+    "a section without a domain": (lambda value: triton_of(value).pop("domain"), "missing required field `domain`"),
+    "a section without units": (lambda value: triton_of(value).pop("units"), "missing required field `units`"),
+    "a layer without sections": (lambda value: value["layers"][0].pop("sections"), "missing required field `sections`"),
     "a layer digest that is none": (put(*LAYER, "digest", value="sha256:../../etc"), "malformed digest"),
     "a digest in capitals": (put(*LAYER, "digest", value="sha256:" + "A" * 64), "malformed digest"),
     "a tar digest that is none": (put(*LAYER, "tar_digest", value="md5:00"), "malformed digest"),
@@ -187,23 +225,23 @@ REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
     "a size that no integer holds": (put(*FILE, "size", value=2**70), "cannot be read|impossible size"),
     "a setuid mode": (put(*FILE, "mode", value=0o4755), "has mode 4755"),
     "a mode for everybody": (put(*FILE, "mode", value=0o666), "has mode 666"),
-    "a unit twice": (put(*LAYER, "units", 1, "name", value="K1"), "repeats or misorders its units"),
-    "units out of order": (lambda value: value["layers"][1]["units"].reverse(), "repeats or misorders its units"),
+    "a unit twice": (put(*SECTION, "units", 1, "name", value="K1"), "repeats or misorders its units"),
+    "units out of order": (lambda value: triton_of(value)["units"].reverse(), "repeats or misorders its units"),
     "an empty unit": (put(*UNIT, "files", value=[]), "is empty"),
-    "files out of order": (lambda value: value["layers"][1]["units"][0]["files"].reverse(), "misorders its files"),
+    "files out of order": (lambda value: triton_of(value)["units"][0]["files"].reverse(), "misorders its files"),
     "a file twice": (put(*FILE, "path", value=GROUP.path), "repeats or misorders its files"),
     "a file of another unit": (
-        put(*LAYER, "units", 1, "files", 0, "path", value=GROUP.path),
+        put(*SECTION, "units", 1, "files", 0, "path", value=GROUP.path),
         "repeats a file of another unit",
     ),
     "a file where a directory must be": (put(*FILE, "path", value="K1/__grp__add.json/x"), "a file and a directory"),
     "a file over another unit": (
-        put(*LAYER, "units", 1, "files", 0, "path", value="K1/run/x"),
+        put(*SECTION, "units", 1, "files", 0, "path", value="K1/run/x"),
         "`K1/run` is a file and a directory",
     ),
-    "a unit name that leads out": (put(*LAYER, "units", 0, "name", value="../K1"), "is not a unit that may be placed"),
-    "an absolute unit name": (put(*LAYER, "units", 0, "name", value="/K1"), "is not a unit that may be placed"),
-    "an empty unit name": (put(*LAYER, "units", 0, "name", value=""), "is not a unit that may be placed"),
+    "a unit name that leads out": (put(*UNIT, "name", value="../K1"), "is not a unit that may be placed"),
+    "an absolute unit name": (put(*UNIT, "name", value="/K1"), "is not a unit that may be placed"),
+    "an empty unit name": (put(*UNIT, "name", value=""), "is not a unit that may be placed"),
     "an entry that leads out": (put("entries", value=["../../layers"]), "is no name of an entry"),
     "an entry with a slash": (put("entries", value=["a/b"]), "is no name of an entry"),
     "an empty entry": (put("entries", value=[""]), "is no name of an entry"),
@@ -242,11 +280,51 @@ UNSAFE = {
 @pytest.mark.parametrize("path", UNSAFE.values(), ids=UNSAFE.keys())
 def test_a_path_that_could_lead_elsewhere_is_refused(path: str) -> None:
     def change(value: Any) -> None:
-        value["layers"][1]["units"][0]["files"] = [value["layers"][1]["units"][0]["files"][0] | {"path": path}]
+        first = triton_of(value)["units"][0]
+        first["files"] = [first["files"][0] | {"path": path}]
 
     assert not is_safe_path(path)
     with pytest.raises(CorruptError, match="is not a path that may be placed"):
         decode_manifest(altered(change), name="x")
+
+
+UNSAFE_DOMAINS = {
+    "empty": "",
+    "up": "..",
+    "here": ".",
+    "hidden": ".triton",
+    "a path": "triton/K1",
+    "up and away": "../layers",
+    "absolute": "/etc",
+    "backslash": "..\\layers",
+    "nul": "tri\0ton",
+    "newline": "triton\n",
+    "escape": "\x1b[31m",
+    "right to left": "\u202enotirt",
+    "long": "x" * 256,
+    "long in bytes": "ü" * 128,
+}
+
+
+@pytest.mark.parametrize("domain", UNSAFE_DOMAINS.values(), ids=UNSAFE_DOMAINS.keys())
+def test_a_domain_that_could_lead_elsewhere_is_refused(domain: str) -> None:
+    """It is the first part of every member's name, and messages show it."""
+    with pytest.raises(CorruptError, match="is no name of a domain") as caught:
+        decode_manifest(altered(put(*ALONE, "domain", value=domain)), name="x")
+    assert str(caught.value).isprintable()
+
+
+def test_one_path_may_lie_in_two_domains() -> None:
+    """Paths are relative to the directory of their domain; Inductor and Triton both have kernels."""
+    row = Unit("K1", (File("K1/run", 1, named(3)),))
+    layer = Layer(named(1), 1, named(2), 1, (Section("inductor", (row,)), Section("triton", (row,))))
+    manifest = msgspec.structs.replace(draft(), layers=(layer,))
+    assert decode_manifest(encode_manifest(manifest), name="x") == manifest
+
+
+def test_a_domain_that_nobody_knows_yet_is_not_refused() -> None:
+    """A later release may capture more; what this one knows is still of use."""
+    assert decode_manifest(altered(put(*ALONE, "domain", value="flashinfer")), name="x").section("flashinfer")
 
 
 @pytest.mark.parametrize("path", ["a", "a b/c'd\"", "ünïcödé/文", "x" * 255, "..a/b..", "...", "a:b", "-rf", "~"])
@@ -300,22 +378,30 @@ def test_a_newer_layout_says_what_to_do_even_when_its_fields_are_strange() -> No
 
 
 def test_a_million_members_are_refused() -> None:
+    """However they are spread over domains."""
     many = tuple(File(f"u/{number:07}", 0, named(0)) for number in range(MAX_FILES + 1))
-    layer = Layer("triton", named(1), 1, named(2), 1, (Unit("u", many),))
+    half = len(many) // 2
+    sections = (Section("inductor", (Unit("u", many[:half]),)), Section("triton", (Unit("u", many[half:]),)))
+    layer = Layer(named(1), 1, named(2), 1, sections)
     with pytest.raises(CorruptError, match="more than 500000"):
         decode_manifest(encode_manifest(msgspec.structs.replace(draft(), layers=(layer,))), name="x")
 
 
-def test_a_layer_is_found_by_its_domain() -> None:
-    layer = MANIFEST.layer("triton")
-    assert layer is not None
-    assert [file.path for file in layer.files()] == [
+def test_a_section_is_found_by_its_domain() -> None:
+    held = MANIFEST.section("triton")
+    assert held is not None
+    layer, section = held
+    assert layer is MANIFEST.layers[0]
+    assert [file.path for file in section.files()] == [
         "K1/__grp__add.json",
         "K1/add ü.cubin",
         "K1/run",
         "K2/cuda_utils.so",
     ]
-    assert MANIFEST.layer("inductor") is None
+    assert list(layer.files()) == [*layer.sections[0].files(), *section.files()]
+    assert MANIFEST.section("modelinfos") == (MANIFEST.layers[1], MANIFEST.layers[1].sections[0])
+    assert [found.domain for _layer, found in MANIFEST.sections()] == ["torch_compile", "triton", "modelinfos"]
+    assert MANIFEST.section("inductor") is None
 
 
 LAUNCH = Launch(

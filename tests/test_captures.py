@@ -33,12 +33,14 @@ from tests.trees import (
     FACTORS,
     NOW_NS,
     TEN_HEX,
+    Publisher,
     build,
     changed,
     draft,
     live,
     look_up,
     noise,
+    publish_apart,
     publish_trees,
     tree_of,
     triton_kernel,
@@ -46,6 +48,12 @@ from tests.trees import (
 
 KEY = derive(FACTORS)
 OTHER = changed("vllm.max_model_len", "4096")
+
+PUBLISHERS = pytest.mark.parametrize(
+    ("publisher", "layers"), [(publish_trees, 1), (publish_apart, 4)], ids=["one layer", "a layer a domain"]
+)
+"""What we publish, and what the format allows others to."""
+
 NOW = NOW_NS / 1e9
 
 
@@ -69,15 +77,22 @@ def recording(store: Store) -> Recording:
     return Recording(store)
 
 
-def test_layers_are_written_first_then_the_manifest_then_hints(tmp_path: Path, recording: Recording) -> None:
-    publish_trees(recording, build(tmp_path / "live"))
+@PUBLISHERS
+def test_layers_are_written_first_then_the_manifest_then_hints(
+    tmp_path: Path, recording: Recording, publisher: Publisher, layers: int
+) -> None:
+    publisher(recording, build(tmp_path / "live"), draft())
+    assert len([name for _verb, name in recording.writes() if name.startswith("layers/")]) == layers
     assert kinds(recording.writes()) == ["layout.json", "CACHEDIR.TAG", "layers", "artifacts", "entries"]
     hints = [name for _verb, name in recording.writes() if name.startswith("entries/")]
     assert sorted(hints) == [f"entries/{TEN_HEX}/{folder(KEY)}", f"entries/{AOT_NAME}/{folder(KEY)}"]
 
 
-def test_removal_runs_backwards(tmp_path: Path, store: Store, recording: Recording) -> None:
-    publish_trees(store, build(tmp_path / "live"))
+@PUBLISHERS
+def test_removal_runs_backwards(
+    tmp_path: Path, store: Store, recording: Recording, publisher: Publisher, layers: int
+) -> None:
+    publisher(store, build(tmp_path / "live"), draft())
     age_all(tmp_path / "store", GRACE_SECONDS + 1)
     remove(recording, plan_removal(store, [KEY], now=NOW))
     assert kinds(recording.writes()) == ["entries", "artifacts", "layers"]
@@ -86,13 +101,16 @@ def test_removal_runs_backwards(tmp_path: Path, store: Store, recording: Recordi
     assert list(keys(store)) == []
 
 
-def test_removal_that_fails_anywhere_leaves_no_manifest_without_its_layers(tmp_path: Path) -> None:
+@PUBLISHERS
+def test_removal_that_fails_anywhere_leaves_no_manifest_without_its_layers(
+    tmp_path: Path, publisher: Publisher, layers: int
+) -> None:
     trees = build(tmp_path / "live")
     total = None
     number = 0
     while total is None or number < total:
         store = MemoryStore(tmp_path / f"scratch-{number}")
-        publish_trees(store, trees)
+        publisher(store, trees, draft())
         for entry in store.scan("layers/"):
             store.set_modified(entry.name, NOW - GRACE_SECONDS)
         plan = plan_removal(store, [KEY], now=NOW)
@@ -105,7 +123,7 @@ def test_removal_that_fails_anywhere_leaves_no_manifest_without_its_layers(tmp_p
         remove(store, plan_removal(store, [KEY], now=NOW))
         assert not [name for name in contents(store) if name.startswith(("artifacts/", "entries/"))]
         number += 1
-    assert total == 7
+    assert total == 2 + 1 + layers  # hints, manifest
 
 
 def test_planning_changes_nothing(tmp_path: Path, store: Store, recording: Recording) -> None:
@@ -116,9 +134,13 @@ def test_planning_changes_nothing(tmp_path: Path, store: Store, recording: Recor
     assert plan.keys == (KEY,)
 
 
-def test_young_layers_wait_for_their_grace_and_are_counted(tmp_path: Path, store: Store) -> None:
-    publish_trees(store, build(tmp_path / "live"))
+@PUBLISHERS
+def test_young_layers_wait_for_their_grace_and_are_counted(
+    tmp_path: Path, store: Store, publisher: Publisher, layers: int
+) -> None:
+    publisher(store, build(tmp_path / "live"), draft())
     sizes = {entry.name: entry.size for entry in store.scan("layers/")}
+    assert len(sizes) == layers
     manifests = sum(entry.size for entry in store.scan("artifacts/"))
     for age, gone in ((0.0, False), (GRACE_SECONDS - 1, False), (GRACE_SECONDS, True)):
         age_all(tmp_path / "store", age)
@@ -134,19 +156,32 @@ def test_young_layers_wait_for_their_grace_and_are_counted(tmp_path: Path, store
 
 def test_layers_that_another_artifact_needs_stay(tmp_path: Path, store: Store) -> None:
     trees = build(tmp_path / "live")
-    publish_trees(store, trees)
+    publish_apart(store, trees)
     triton_kernel(tmp_path / "live/triton", "only in the second")
-    publish_trees(store, live(tmp_path / "live"), draft(OTHER))
+    publish_apart(store, live(tmp_path / "live"), draft(OTHER))
     age_all(tmp_path / "store", 2 * GRACE_SECONDS)
     shared = {layer.digest for layer in captures(store, derive(OTHER), [])[0].manifest.layers}
     own = {layer.digest for layer in captures(store, KEY, [])[0].manifest.layers} - shared
-    assert len(own) == 1
+    assert (len(own), len(shared)) == (1, 4)
     plan = plan_removal(store, [KEY], now=NOW)
     assert plan.layers == tuple(layout.layer_name(layer) for layer in own)
     remove(store, plan)
     assert look_up(store, OTHER).result == "exact"
     assert all(has_layers(store, capture) for capture in captures(store, derive(OTHER), []))
     assert referenced(store, without=set()) == shared
+
+
+def test_a_layer_that_two_artifacts_share_goes_with_the_last(tmp_path: Path, store: Store) -> None:
+    trees = build(tmp_path / "live")
+    for factors in (FACTORS, OTHER):
+        publish_trees(store, trees, draft(factors))
+    age_all(tmp_path / "store", 2 * GRACE_SECONDS)
+    (name,) = (entry.name for entry in store.scan("layers/"))
+    plan = plan_removal(store, [KEY], now=NOW)
+    assert (plan.layers, plan.later) == ((), 0)
+    remove(store, plan)
+    assert look_up(store, OTHER).result == "exact"
+    assert plan_removal(store, [derive(OTHER)], now=NOW).layers == (name,)
 
 
 def test_hints_of_another_artifact_stay(tmp_path: Path, store: Store) -> None:
@@ -181,13 +216,17 @@ def test_while_another_artifact_cannot_be_read_no_layer_is_removed(tmp_path: Pat
         plan_removal(Unreadable(store, layout.artifact_prefix(derive(OTHER))), [KEY], now=NOW)
 
 
-def test_only_a_layer_that_is_old_is_refreshed_when_it_is_met_again(tmp_path: Path, store: Store) -> None:
+@PUBLISHERS
+def test_only_a_layer_that_is_old_is_refreshed_when_it_is_met_again(
+    tmp_path: Path, store: Store, publisher: Publisher, layers: int
+) -> None:
     trees = build(tmp_path / "live")
-    publish_trees(store, trees)
-    for number, (age, refreshed) in enumerate([(0.0, 0), (GRACE_SECONDS / 2 - 10, 0), (GRACE_SECONDS / 2 + 10, 4)]):
+    publisher(store, trees, draft())
+    half = GRACE_SECONDS / 2
+    for number, (age, refreshed) in enumerate([(0.0, 0), (half - 10, 0), (half + 10, layers)]):
         age_all(tmp_path / "store", age)
         recording = Recording(store)
-        publish_trees(recording, trees, draft(changed("vllm.max_model_len", f"{number}")))
+        publisher(recording, trees, draft(changed("vllm.max_model_len", f"{number}")))
         assert len([name for verb, name in recording.writes() if verb == "refresh"]) == refreshed
 
 

@@ -17,13 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachemgr import digest
-from cachemgr.capture import File, Layer, Unit, is_safe_path
+from cachemgr.capture import File, Layer, Section, Unit, is_safe_path
 from cachemgr.digest import of_bytes
 from cachemgr.errors import CorruptError
 from cachemgr.layer import (
     BLOCK,
     CHUNK,
     ChangedError,
+    Placer,
     header,
     header_size,
     links_in,
@@ -35,9 +36,10 @@ from cachemgr.layer import (
     unpack,
 )
 from tests.conftest import MakeDisk
-from tests.trees import noise, unit
+from tests.trees import noise, read, unit
 
 Files = dict[str, bytes]
+Domains = dict[str, Files]
 
 FILES: dict[str, Files] = {
     "a": {"a/empty": b"", "a/one": b"1", "a/same": b"equal" * 100, "a/same too": b"equal" * 100},
@@ -54,7 +56,8 @@ class Held:
     def __init__(self, files: Files, piece: int = 70_001) -> None:
         self.files, self.piece = files, piece
 
-    def __call__(self, file: File) -> Iterator[bytes]:
+    def __call__(self, domain: str, file: File) -> Iterator[bytes]:
+        assert domain == "triton"
         data = self.files[file.path]
         yield from (data[at : at + self.piece] for at in range(0, len(data), self.piece))
 
@@ -77,16 +80,56 @@ class Placed:
         self.links[file.path] = original
 
 
+def sections(units: Iterable[Unit]) -> tuple[Section, ...]:
+    return (Section("triton", tuple(units)),)
+
+
 def packed(units: Iterable[Unit] = UNITS, files: Files = ALL, piece: int = 70_001) -> tuple[Layer, bytes]:
     target = io.BytesIO()
-    made = pack("triton", list(units), Held(files, piece), target)
+    made = pack(sections(units), Held(files, piece), target)
     return made, target.getvalue()
 
 
 def unpacked(made: Layer, data: bytes, wanted: Callable[[Unit], bool] = lambda _unit: True) -> Placed:
     placed = Placed()
-    unpack(made, io.BytesIO(data), wanted, placed)
+    unpack(made, io.BytesIO(data), lambda _domain, unit: placed if wanted(unit) else None)
     return placed
+
+
+def always(placer: Placer) -> Callable[[str, Unit], Placer]:
+    return lambda _domain, _unit: placer
+
+
+DOMAINS: Domains = {
+    "inductor": {"a/big": noise("of inductor", CHUNK + 5), "a/same": b"equal" * 100, "a/same too": b"equal" * 100},
+    "torch_compile": {"b/" + "deep/" * 30 + "x": b"of torch_compile", "b/huge": noise("huge", 3 * CHUNK + 9)},
+    "triton": {"a/big": noise("of triton", 2 * CHUNK), "a/same": b"equal" * 100, "a/same too": b"equal" * 100},
+}
+"""Three domains; two of them have the same paths."""
+
+
+def packed_domains(domains: Domains = DOMAINS) -> tuple[Layer, bytes]:
+    """One layer of several domains, a unit for each first part of a path."""
+
+    def units(files: Files) -> tuple[Unit, ...]:
+        names = sorted({path.split("/")[0] for path in files})
+        return tuple(unit(name, {p: d for p, d in files.items() if p.split("/")[0] == name}) for name in names)
+
+    target = io.BytesIO()
+    found = [Section(domain, units(files)) for domain, files in domains.items()]
+    made = pack(found, lambda domain, file: iter([domains[domain][file.path]]), target)
+    return made, target.getvalue()
+
+
+class Metered(io.BytesIO):
+    """A compressed layer that counts the bytes that were asked of it."""
+
+    taken = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        data = super().read(size)
+        self.taken += len(data)
+        return data
 
 
 def of_frame(made: Layer, frame: bytes) -> Layer:
@@ -104,8 +147,8 @@ def test_the_description_is_that_of_the_bytes() -> None:
     tar = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompress(data)
     assert (made.digest, made.size) == (of_bytes(data), len(data))
     assert (made.tar_digest, made.tar_size) == (of_bytes(tar), len(tar))
-    assert made.tar_size == tar_size(UNITS)
-    assert made.units == tuple(UNITS)
+    assert made.tar_size == tar_size(sections(UNITS))
+    assert made.sections == sections(UNITS)
 
 
 def test_packing_twice_gives_equal_bytes_however_the_bytes_arrive() -> None:
@@ -119,6 +162,100 @@ def test_packing_in_another_process_gives_equal_bytes(tmp_path: Path) -> None:
     assert ran.stdout.strip() == packed()[0].digest
 
 
+@pytest.mark.parametrize("names", [[], ["inductor"], ["triton"], ["torch_compile"], ["inductor", "triton"], [*DOMAINS]])
+def test_the_domains_of_a_layer_arrive_from_one_pass_each_at_its_own_placer(names: list[str]) -> None:
+    made, data = packed_domains()
+    placers = {name: Placed() for name in names}
+    stream = Metered(data)
+    unpack(made, stream, lambda domain, _unit: placers.get(domain))
+    assert {name: placed.files for name, placed in placers.items()} == {name: DOMAINS[name] for name in names}
+    assert stream.taken == 2 * len(data), "once for the digest and once for the bytes"
+
+
+def test_a_unit_is_asked_for_with_its_domain() -> None:
+    files = {"a/x": b"1", "b/x": b"2"}
+    made, data = packed_domains({"inductor": files, "triton": files})
+    placed = Placed()
+    unpack(made, io.BytesIO(data), lambda domain, found: placed if (domain, found.name) == ("triton", "b") else None)
+    assert placed.files == {"b/x": b"2"}
+
+
+def test_no_link_leads_from_one_domain_to_another() -> None:
+    """Or one of them could not be restored alone."""
+    made, data = packed_domains()
+    placers = {domain: Placed() for domain in DOMAINS}
+    unpack(made, io.BytesIO(data), lambda domain, _unit: placers[domain])
+    links = {domain: placed.links for domain, placed in placers.items()}
+    own = {"a/same too": "a/same"}
+    assert links == {"inductor": own, "torch_compile": {}, "triton": own}
+
+
+def test_equal_bytes_of_two_domains_cost_almost_nothing() -> None:
+    """Inductor keeps copies of kernels that Triton has as well; whatever lies between them and whatever their names."""
+    shared = {f"K{number}/kernel.cubin": noise(f"shared {number}", 300_000) for number in range(10)}
+    renamed = {f"qa/{path.replace('/', '-')}": body for path, body in shared.items()}
+    between = {"x/model": noise("between", 24 * CHUNK)}
+    one, _data = packed_domains({"torch_compile": between, "triton": shared})
+    both, data = packed_domains({"inductor": renamed, "torch_compile": between, "triton": shared})
+    assert both.size < 1.01 * one.size
+    alone = packed_domains({"triton": shared})[0]
+    pair, data = packed_domains({"inductor": renamed, "triton": shared})
+    assert alone.size > sum(map(len, shared.values()))
+    assert pair.size < 1.1 * alone.size
+    placers = {"inductor": Placed(), "triton": Placed()}
+    unpack(pair, io.BytesIO(data), lambda domain, _unit: placers[domain])
+    assert (placers["inductor"].files, placers["triton"].files) == (renamed, shared)
+
+
+class GivesUp(Placed):
+    """A placer that takes so many parts of a large file, as one does whose disk is full, and nothing afterwards."""
+
+    def __init__(self, parts: int) -> None:
+        super().__init__()
+        self.left = parts
+
+    def parts(self, file: File, parts: Iterator[memoryview]) -> None:
+        self.files[file.path] = b""
+        while self.left:
+            self.left -= 1
+            self.files[file.path] += next(parts)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4])
+def test_a_placer_that_gives_up_in_a_large_file_does_not_shift_what_follows(count: int) -> None:
+    files = {"a/huge": noise("huge", 3 * CHUNK + 9), "a/small": b"small", "b/x": noise("x", CHUNK + 1)}
+    domains = {"inductor": files, "triton": files}
+    made, data = packed_domains(domains)
+    tired, fresh = GivesUp(count), Placed()
+    unpack(made, io.BytesIO(data), lambda domain, _unit: tired if domain == "inductor" else fresh)
+    assert fresh.files == files
+    assert tired.files == {"a/huge": files["a/huge"][: count * CHUNK], "a/small": b"small", "b/x": b""}
+
+
+def test_what_a_placer_did_not_want_to_see_is_verified_all_the_same() -> None:
+    made, data = packed_domains()
+    wrong = msgspec.structs.replace(made.sections[0].units[0].files[0], digest=of_bytes(b"other"))
+    units = (Unit("a", (wrong, *made.sections[0].units[0].files[1:])),)
+    false = msgspec.structs.replace(made, sections=(Section("inductor", units), *made.sections[1:]))
+    with pytest.raises(CorruptError, match="`a/big` has other bytes"):
+        unpack(false, io.BytesIO(data), always(GivesUp(1)))
+
+
+def test_tar_opens_a_layer_of_several_domains(tmp_path: Path) -> None:
+    _made, data = packed_domains()
+    (tmp_path / "layer.tar.zst").write_bytes(data)
+    (tmp_path / "out").mkdir()
+    shell("zstd -q -d --long=27 < layer.tar.zst | tar -xf - -C out", tmp_path)
+    out = tmp_path / "out"
+    assert {name: read(out / name) for name in DOMAINS} == DOMAINS
+    assert sorted(path.name for path in out.iterdir()) == sorted(DOMAINS)
+    for name in ("inductor", "triton"):
+        assert (out / name / "a/same").stat().st_ino == (out / name / "a/same too").stat().st_ino
+    assert (out / "inductor/a/same").stat().st_ino != (out / "triton/a/same").stat().st_ino
+    listing = shell("zstd -q -d --long=27 < layer.tar.zst | tar -tf -", tmp_path).splitlines()
+    assert listing == [f"{domain}/{path}" for domain, files in DOMAINS.items() for path in sorted(files)]
+
+
 def test_tar_opens_it(tmp_path: Path) -> None:
     _made, data = packed()
     (tmp_path / "layer.tar.zst").write_bytes(data)
@@ -129,8 +266,9 @@ def test_tar_opens_it(tmp_path: Path) -> None:
     assert [line for line in listing if "link to" in line] == [listing[3]]
     (tmp_path / "out").mkdir()
     shell("zstd -q -d --long=27 < layer.tar.zst | tar -xf - -C out", tmp_path)
-    out = tmp_path / "out"
-    assert {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()} == ALL
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["triton"]
+    out = tmp_path / "out" / "triton"
+    assert read(out) == ALL
     assert (out / "a/same").stat().st_ino == (out / "a/same too").stat().st_ino
     assert (out / "b/other").stat().st_nlink == 1
 
@@ -204,23 +342,25 @@ sizes = st.integers(0, 1 << 20) | st.sampled_from([8**11 - 1, 8**11, 10**11])
 times = st.none() | st.integers(-(2**60), 2**63 - 1)
 
 
-@given(paths, paths | st.none(), sizes, times, st.sampled_from([0o644, 0o755]))
+@given(parts.filter(is_safe_path), paths, paths | st.none(), sizes, times, st.sampled_from([0o644, 0o755]))
 def test_the_size_of_a_header_is_known_without_making_it(
-    path: str, link: str | None, size: int, mtime: int | None, mode: int
+    domain: str, path: str, link: str | None, size: int, mtime: int | None, mode: int
 ) -> None:
     file = File(path, size, of_bytes(b""), mode, mtime)
-    assert header_size(file, link) == len(header(file, link))
+    assert header_size(domain, file, link) == len(header(domain, file, link))
 
 
+@pytest.mark.parametrize("domain", ["triton", "t", "é", "t" * 49])
 @pytest.mark.parametrize("letter", ["x", "é"])
 @pytest.mark.parametrize("linked", [False, True])
-def test_the_size_of_a_header_is_right_around_the_limits_of_ustar(letter: str, linked: bool) -> None:
-    for length in range(80, 131):
-        path = f"{letter}{'x' * 49}/{'x' * (length - 51)}"
+def test_the_size_of_a_header_is_right_around_the_limits_of_ustar(letter: str, linked: bool, domain: str) -> None:
+    """The domain is a part of the name, so that it counts too."""
+    for length in range(80 - len(domain), 131):
+        path = f"{letter}{'x' * 9}/{'x' * (length - 11)}"
         assert len(path) == length
         file = File(path if not linked else "short", 1, of_bytes(b"1"))
         link = path if linked else None
-        assert header_size(file, link) == len(header(file, link))
+        assert header_size(domain, file, link) == len(header(domain, file, link))
 
 
 trees = st.dictionaries(paths, st.binary(max_size=2000) | st.just(b"same"), max_size=8)
@@ -248,7 +388,7 @@ def test_other_bytes_than_the_name_says_are_refused_before_anything_is_placed(ch
     other = {"cut": data[:-1], "appended": data + b"\0", "empty": b"", "doubled": data + data}[change]
     placed = Placed()
     with pytest.raises(CorruptError, match="other bytes than its name says"):
-        unpack(made, io.BytesIO(other), lambda _unit: True, placed)
+        unpack(made, io.BytesIO(other), always(placed))
     assert placed.files == {}
 
 
@@ -275,8 +415,22 @@ def frames() -> dict[str, tuple[Layer, bytes]]:
     for title, size in (("a tar_size too small", big - BLOCK), ("a tar_size too large", big + BLOCK), ("zero", 0)):
         found[title] = (msgspec.structs.replace(made, tar_size=size), data)
     swapped = (UNITS[1], UNITS[0], UNITS[2])
-    found["units in another order"] = (msgspec.structs.replace(made, units=swapped), data)
-    found["a unit too few"] = (msgspec.structs.replace(made, units=tuple(UNITS[:2])), data)
+    found["units in another order"] = (msgspec.structs.replace(made, sections=sections(swapped)), data)
+    found["a unit too few"] = (msgspec.structs.replace(made, sections=sections(UNITS[:2])), data)
+    wide, data = packed_domains()
+    one, two, three = wide.sections
+    for title, held in {
+        "sections in another order": (two, one, three),
+        "a section too few": (one, two),
+        "a section too many": (one, two, three, Section("z", (UNITS[0],))),
+        "sections that changed places": (
+            msgspec.structs.replace(one, units=three.units),
+            two,
+            msgspec.structs.replace(three, units=one.units),
+        ),
+        "a domain with a longer header": (msgspec.structs.replace(one, domain="x" * 100), two, three),
+    }.items():
+        found[title] = (msgspec.structs.replace(wide, sections=held), data)
     return found
 
 
@@ -327,7 +481,7 @@ def test_a_layer_larger_than_the_window_survives(tmp_path: Path) -> None:
     piece = noise("window", CHUNK)
     count = 132
 
-    def source(file: File) -> Iterator[bytes]:
+    def source(domain: str, file: File) -> Iterator[bytes]:
         return (piece for _number in range(count))
 
     running = digest.hasher()
@@ -335,7 +489,7 @@ def test_a_layer_larger_than_the_window_survives(tmp_path: Path) -> None:
         running.update(piece)
     row = File("u/big", count * CHUNK, digest.finish(running))
     with (tmp_path / "layer").open("wb") as target:
-        made = pack("triton", [Unit("u", (row,))], source, target)
+        made = pack(sections([Unit("u", (row,))]), source, target)
     assert made.size < 3 * CHUNK
     with (tmp_path / "layer").open("rb") as stream:
         assert zstandard.get_frame_parameters(stream.read(64)).window_size == 1 << 27
@@ -345,7 +499,7 @@ def test_a_layer_larger_than_the_window_survives(tmp_path: Path) -> None:
             assert sum(len(part) for part in parts) == file.size
 
     with (tmp_path / "layer").open("rb") as stream:
-        unpack(made, stream, lambda _unit: True, Counting())
+        unpack(made, stream, always(Counting()))
 
 
 MEMORY = """
@@ -362,9 +516,9 @@ class Dropping(Placed):
             pass
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 with open(sys.argv[1], "w+b") as target:
-    made = pack("triton", [Unit("u", (row,))], lambda _file: iter([piece] * count), target)
+    made = pack(sections([Unit("u", (row,))]), lambda _domain, _file: iter([piece] * count), target)
     target.seek(0)
-    unpack(made, target, lambda _unit: True, Dropping())
+    unpack(made, target, always(Dropping()))
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
 """
 
@@ -379,23 +533,25 @@ def test_memory_is_bounded_by_the_window_and_not_by_the_layer(tmp_path: Path) ->
 @pytest.mark.parametrize("data", [b"shorte", b"longer!!", b"changed"[:6] + b"D", b""])
 def test_a_file_that_changed_while_it_was_packed_is_told(data: bytes) -> None:
     units = [unit("a", {"a/x": b"1"}), unit("b", {"b/x": b"changed"})]
+    held: Domains = {"inductor": {"a/x": b"1", "b/x": b"changed"}, "triton": {"a/x": b"1", "b/x": data}}
+    found = [Section(domain, tuple(units)) for domain in held]
     with pytest.raises(ChangedError, match="b/x changed while it was read") as caught:
-        pack("triton", units, Held({"a/x": b"1", "b/x": data}), io.BytesIO())
-    assert caught.value.unit == units[1]
+        pack(found, lambda domain, file: iter([held[domain][file.path]]), io.BytesIO())
+    assert (caught.value.domain, caught.value.unit) == ("triton", units[1])
 
 
 def test_a_large_file_that_grows_while_it_is_packed_is_not_read_to_its_end() -> None:
     row = File("a", 10, of_bytes(b"0123456789"))
     pieces = 0
 
-    def endless(file: File) -> Iterator[bytes]:
+    def endless(domain: str, file: File) -> Iterator[bytes]:
         nonlocal pieces
         while pieces < 1000:
             pieces += 1
             yield b"0123456789"
 
     with pytest.raises(ChangedError):
-        pack("triton", [Unit("u", (row,))], endless, io.BytesIO())
+        pack(sections([Unit("u", (row,))]), endless, io.BytesIO())
     assert pieces == 2
 
 
@@ -422,7 +578,7 @@ def test_a_target_that_is_full_is_an_error_and_not_a_wait(units: list[Unit], spa
 
     def attempt() -> None:
         try:
-            pack("triton", units, Held(ALL), Full(min(space, needed - 1)))
+            pack(sections(units), Held(ALL), Full(min(space, needed - 1)))
         except OSError as error:
             failures.append(error)
 
@@ -436,7 +592,7 @@ def test_a_target_that_is_full_is_an_error_and_not_a_wait(units: list[Unit], spa
 def test_a_full_disk_is_an_error_and_not_a_wait(small_disk: MakeDisk) -> None:
     place = small_disk(64 << 10)
     with pytest.raises(OSError, match="No space left"), (place / "layer").open("wb", buffering=0) as target:
-        pack("triton", UNITS, Held(ALL), target)
+        pack(sections(UNITS), Held(ALL), target)
 
 
 def test_an_error_of_the_placer_is_passed_on() -> None:
@@ -446,7 +602,7 @@ def test_an_error_of_the_placer_is_passed_on() -> None:
 
     made, data = packed()
     with pytest.raises(PermissionError):
-        unpack(made, io.BytesIO(data), lambda _unit: True, Refusing())
+        unpack(made, io.BytesIO(data), always(Refusing()))
 
 
 def test_a_large_file_with_wrong_bytes_ends_in_an_error() -> None:
@@ -454,7 +610,7 @@ def test_a_large_file_with_wrong_bytes_ends_in_an_error() -> None:
     wrong = msgspec.structs.replace(UNITS[2].files[0], digest=of_bytes(b"other"))
     units = (Unit("c", (wrong, *UNITS[2].files[1:])),)
     with pytest.raises(CorruptError, match="`c/big` has other bytes"):
-        unpacked(msgspec.structs.replace(made, units=units), data)
+        unpacked(msgspec.structs.replace(made, sections=sections(units)), data)
 
 
 def test_padding_fills_blocks() -> None:

@@ -27,6 +27,7 @@ from tests.trees import (
     AOT_NAME,
     FACTORS,
     TEN_HEX,
+    Publisher,
     assert_moved,
     build,
     changed,
@@ -36,6 +37,7 @@ from tests.trees import (
     live,
     look_up,
     noise,
+    publish_apart,
     publish_trees,
     read,
     restore_found,
@@ -70,7 +72,7 @@ def only(store: Store) -> Capture:
 
 
 def paths_of(capture: Capture) -> dict[str, list[str]]:
-    return {layer.domain: [file.path for file in layer.files()] for layer in capture.manifest.layers}
+    return {section.domain: [file.path for file in section.files()] for _layer, section in capture.manifest.sections()}
 
 
 def test_what_travels_of_every_domain_is_captured(tmp_path: Path, store: Store) -> None:
@@ -253,6 +255,21 @@ def test_a_file_that_changes_between_hashing_and_packing_costs_its_unit_only(tmp
     assert list(store.scratch().iterdir()) == []
 
 
+def test_a_unit_that_changes_before_packing_costs_no_other_domain(tmp_path: Path, store: Store) -> None:
+    """The same paths may lie in two domains; only the unit that changed is left out."""
+    files = {"qa/x.bin": b"x", "qa/y.bin": noise("y", 1000)}
+    for name in ("inductor", "triton"):
+        write(tmp_path / "live" / name, files)
+    cache = StatCache({})
+    trees = live(tmp_path / "live")
+    publish_trees(LocalStore(tmp_path / "other"), trees, cache=cache)
+    (tmp_path / "live/triton/qa/y.bin").unlink()
+    published = publish_trees(store, trees, cache=cache)
+    assert [(row.domain, row.unit) for row in published.refused] == [("triton", "qa")]
+    assert paths_of(only(store)) == {"inductor": [*files]}
+    assert list(store.scratch().iterdir()) == []
+
+
 def test_a_file_that_vanishes_before_packing_costs_its_unit_only(tmp_path: Path, store: Store) -> None:
     bad, good = (triton_kernel(tmp_path / "live", seed) for seed in ("bad", "good"))
     cache = StatCache({})
@@ -345,6 +362,32 @@ def test_a_near_capture_whose_layer_is_gone_is_not_leant_on(tmp_path: Path, stor
     assert has_layers(store, capture)
 
 
+def test_of_a_near_capture_with_several_layers_the_one_that_fits_is_reused(tmp_path: Path, store: Store) -> None:
+    """And it does not matter whether the others are there still."""
+    trees = build(tmp_path / "live")
+    publish_apart(store, trees)
+    capture = only(store)
+    held = capture.manifest.section("triton")
+    assert held is not None
+    for layer in capture.manifest.layers:
+        if layer is not held[0]:
+            store.delete(layout.layer_name(layer.digest))
+    manifest = draft(changed("vllm.max_model_len", "4096"))
+    (tree,) = (tree for tree in trees if tree.domain is TRITON)
+    published = publish_trees(store, [tree], manifest, near=(capture,))
+    assert published.stored_bytes == 0
+    (found,) = captures(store, manifest.key, [])
+    assert found.manifest.layers == (held[0],)
+    published = publish_trees(store, trees, draft(changed("vllm.max_model_len", "1")), near=(capture,))
+    assert published.stored_bytes > held[0].size
+
+
+def test_what_a_capture_with_several_layers_has_is_not_published_again(tmp_path: Path, store: Store) -> None:
+    trees = build(tmp_path / "live")
+    publish_apart(store, trees)
+    assert publish_trees(store, trees, draft(launch="b")).reason == "nothing new to capture"
+
+
 def test_new_units_become_a_capture_of_their_own(tmp_path: Path, store: Store) -> None:
     one = triton_kernel(tmp_path / "live", "one")
     publish_trees(store, [tree_of(TRITON, tmp_path / "live")])
@@ -371,16 +414,25 @@ def test_an_incomplete_capture_does_not_spare_a_later_launch_its_own(tmp_path: P
     assert [capture.manifest.complete for capture in captures(store, KEY, [])].count(True) == 1
 
 
-def test_a_capture_that_lost_a_layer_is_published_again(tmp_path: Path, store: Store) -> None:
+@pytest.mark.parametrize(
+    ("publisher", "layers"), [(publish_trees, 1), (publish_apart, 4)], ids=["one layer", "a layer a domain"]
+)
+def test_a_capture_that_lost_a_layer_is_published_again(tmp_path: Path, publisher: Publisher, layers: int) -> None:
     trees = build(tmp_path / "live")
-    publish_trees(store, trees)
-    before = contents(store)
-    for name in [name for name in before if name.startswith("layers/")]:
-        store.delete(name)
+    for number in range(layers):
+        store = LocalStore(tmp_path / f"store-{number}")
+        publisher(store, trees, draft())
+        lost = only(store).manifest.layers[number]
+        assert look_up(store).result == "exact"
+        store.delete(layout.layer_name(lost.digest))
         assert look_up(store).result == "none"
         assert publish_trees(store, trees, draft(launch="b")).capture is not None
-        assert store.has(name)
         assert look_up(store).result == "exact"
+        assert store.has(layout.layer_name(lost.digest)) == (publisher is publish_trees)
+        new = tmp_path / f"new-{number}"
+        restore_found(store, look_up(store), targets(new))
+        for target in targets(new):
+            assert_moved(target.domain, tmp_path / "live" / target.domain.name, target.directory)
 
 
 def test_a_damaged_manifest_does_not_spare_a_launch_its_own(tmp_path: Path, store: Store) -> None:
@@ -390,15 +442,45 @@ def test_a_damaged_manifest_does_not_spare_a_launch_its_own(tmp_path: Path, stor
     assert published.capture is not None
 
 
-def test_two_domains_with_equal_layers_leave_nothing_in_the_scratch_directory(tmp_path: Path, store: Store) -> None:
-    for name in ("triton", "inductor"):
-        write(tmp_path / name, {"qa/cqa.main.cpp": b"// the same"})
-    trees = [tree_of(TRITON, tmp_path / "triton"), tree_of(INDUCTOR, tmp_path / "inductor")]
-    publish_trees(store, trees)
-    digests = [layer.digest for layer in only(store).manifest.layers]
-    assert len(digests) == 2
-    assert len(set(digests)) == 1
+def test_two_domains_with_equal_files_share_their_bytes_in_one_layer(tmp_path: Path, store: Store) -> None:
+    kernel = {"qa/cqa.main.so": elf("the same", 1 << 20)}
+    write(tmp_path / "live/triton", kernel)
+    alone = publish_trees(LocalStore(tmp_path / "alone"), live(tmp_path / "live"))
+    write(tmp_path / "live/inductor", kernel)
+    both = publish_trees(store, live(tmp_path / "live"))
+    assert (both.files, both.bytes) == (2, 2 * alone.bytes)
+    assert alone.bytes < both.stored_bytes < 1.01 * alone.stored_bytes
+    (layer,) = only(store).manifest.layers
+    assert [section.domain for section in layer.sections] == ["inductor", "triton"]
+    assert paths_of(only(store)) == {"inductor": [*kernel], "triton": [*kernel]}
     assert list(store.scratch().iterdir()) == []
+    assert restore_found(store, look_up(store), targets(tmp_path / "new")).reasons == ()
+    assert {name: read(tmp_path / "new" / name) for name in ("inductor", "triton")} == {
+        "inductor": kernel,
+        "triton": kernel,
+    }
+
+
+def test_a_publish_packs_one_layer_whatever_the_order_of_its_trees(tmp_path: Path, store: Store) -> None:
+    trees = build(tmp_path / "live")
+    publish_trees(store, trees)
+    (layer,) = only(store).manifest.layers
+    names = [section.domain for section in layer.sections]
+    assert names == sorted(domain.name for domain in TABLE)
+    other = LocalStore(tmp_path / "other")
+    publish_trees(other, trees[::-1])
+    assert only(other) == only(store)
+
+
+def test_a_domain_without_anything_new_has_no_section(tmp_path: Path, store: Store) -> None:
+    build(tmp_path / "live")
+    publish_trees(store, live(tmp_path / "live"))
+    key = triton_kernel(tmp_path / "live/triton", "new")
+    published = publish_trees(store, live(tmp_path / "live"), draft(launch="b"))
+    (capture,) = (found for found in captures(store, KEY, []) if found.digest == published.capture)
+    assert {name: {path.split("/")[0] for path in paths} for name, paths in paths_of(capture).items()} == {
+        "triton": {key}
+    }
 
 
 def test_a_store_of_a_newer_layout_is_left_alone(tmp_path: Path, store: Store) -> None:
@@ -443,7 +525,7 @@ def writes_of_a_publish(tmp_path: Path) -> int:
 @pytest.mark.parametrize("late", [False, True], ids=["refused", "answer lost"])
 def test_a_publish_that_fails_at_any_write_leaves_no_half_capture(tmp_path: Path, late: bool) -> None:
     writes = writes_of_a_publish(tmp_path)
-    assert writes == 2 + 4 + 1 + 2  # layout, layers, manifest, hints
+    assert writes == 2 + 1 + 1 + 2  # layout, layer, manifest, hints
     for number in range(writes):
         store = LocalStore(tmp_path / f"store-{number}")
         faulty = Faulty(store, fail_after=number, late=late)
@@ -451,7 +533,7 @@ def test_a_publish_that_fails_at_any_write_leaves_no_half_capture(tmp_path: Path
             publish_trees(faulty, live(tmp_path / "live"))
         assert faulty.failed
         visible = captures(store, KEY, [])
-        assert bool(visible) == (number > 6 or (late and number == 6))
+        assert bool(visible) == (number > 3 or (late and number == 3))
         if store.has("layout.json"):
             assert list(store.scratch().iterdir()) == []
         check_invariants(store, tmp_path / "live", tmp_path / f"new-{number}")
@@ -475,7 +557,7 @@ def test_a_publish_that_is_killed_at_any_write_leaves_no_half_capture(tmp_path: 
         command = [sys.executable, "-c", DIE, str(root), str(tmp_path / "live"), str(number)]
         ran = subprocess.run(command, env=environ, capture_output=True, check=False)
         assert ran.returncode == -signal.SIGKILL, ran.stderr.decode()
-        assert bool(captures(LocalStore(root), KEY, [])) == (number > 6)
+        assert bool(captures(LocalStore(root), KEY, [])) == (number > 3)
         check_invariants(LocalStore(root), tmp_path / "live", tmp_path / f"new-{number}")
 
 
@@ -530,6 +612,6 @@ def test_a_layer_that_lies_in_the_store_is_not_written_a_second_time(tmp_path: P
     publish_trees(store, trees)
     before = {path: path.stat().st_ino for path in (tmp_path / "store/layers").rglob("*.zst")}
     publish_trees(store, trees, draft(changed("vllm.max_model_len", "4096")))
-    assert len(before) == 4
+    assert len(before) == 1
     assert {path: path.stat().st_ino for path in (tmp_path / "store/layers").rglob("*.zst")} == before
     assert list(store.scratch().iterdir()) == []

@@ -14,7 +14,17 @@ from cachemgr.domains import Domain, Target, by_name
 from cachemgr.key import derive
 from cachemgr.store import Store
 from cachemgr.store.captures import captures
-from tests.trees import FACTORS, assert_moved, look_up, publish_trees, read, restore_found, tree_of
+from cachemgr.store.local import LocalStore
+from tests.trees import (
+    FACTORS,
+    assert_moved,
+    look_up,
+    publish_apart,
+    publish_trees,
+    read,
+    restore_found,
+    tree_of,
+)
 
 TREES = os.environ.get("CACHEMGR_TEST_TREES", "")
 
@@ -75,3 +85,18 @@ def test_real_trees_are_smaller_in_the_store(tmp_path: Path, store: Store) -> No
     assert published.stored_bytes * 10 < published.bytes
     entries = captures(store, derive(FACTORS), [])[0].manifest.entries
     assert sorted(map(len, entries)) == [10, 64]
+
+
+@pytest.mark.parametrize(("archive", "share"), [("vllm026-default", 0.7), ("vllm026-pinned", 0.95)])
+def test_real_domains_share_bytes_when_they_share_a_layer(
+    tmp_path: Path, store: Store, archive: str, share: float
+) -> None:
+    """By default, vLLM keeps kernels in Triton's directory and once more in its own."""
+    old = unpack(archive, tmp_path / "old")
+    trees = [tree_of(domain(name), old / place) for name, place in PLACES[archive].items()]
+    together = publish_trees(store, trees).stored_bytes
+    apart = LocalStore(tmp_path / "apart")
+    publish_apart(apart, trees)
+    layers = captures(apart, derive(FACTORS), [])[0].manifest.layers
+    assert len(layers) == 3
+    assert together < share * sum(layer.size for layer in layers)

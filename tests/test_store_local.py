@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from cachemgr.errors import CacheError, CorruptError, StoreError
+from cachemgr.errors import CacheError, CorruptError, DeniedError, StoreError
 from cachemgr.store import Entry, Store, layout
 from cachemgr.store.local import LocalStore
 from tests.conftest import MakeDisk
@@ -249,8 +249,10 @@ def test_permissions_are_failures_and_not_absences(public: Path) -> None:
                 said.append(f"{type(error).__name__}: {error.hint}")
         return "\n".join(said)
 
-    hint = f"make {root} writable for this user, or set CACHEMGR_STORE to a directory that is"
-    assert as_nobody(outcomes).splitlines() == ["1", *[f"StoreError: {hint}"] * len(attempts)]
+    writable = f"StoreError: make {root} writable for this user, or set CACHEMGR_STORE to a directory that is"
+    readable = f"DeniedError: make {root} readable for this user"
+    assert issubclass(DeniedError, StoreError)
+    assert as_nobody(outcomes).splitlines() == ["1", *[writable] * 3, *[readable] * 4]
     (root / "shut").chmod(0o755)
     (root / "a/closed").chmod(0o644)
     assert set(contents(store)) == {"a/open", "a/closed", "shut/inside"}

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cachemgr.capture import File, Layer, Manifest, Unit, encode_manifest
+from cachemgr.capture import File, Layer, Manifest, Section, Unit, encode_manifest
 from cachemgr.digest import of_bytes
 from cachemgr.domains import TABLE, Domain, Target
 from cachemgr.domains.torch import INDUCTOR
@@ -24,20 +24,23 @@ from cachemgr.store import Store, layout
 from cachemgr.store.captures import commit
 from cachemgr.warm import choose
 from tests.conftest import MakeDisk
-from tests.stores import Corrupting, ListOnce, Recording, Unreadable, spool
+from tests.stores import Breaking, Corrupting, ListOnce, Recording, Unreadable, spool
 from tests.trees import (
     FACTORS,
     NOW_NS,
     TEN_HEX,
+    Publisher,
     assert_moved,
     build,
     changed,
     draft,
+    elf,
     inductor,
     inductor_files,
     live,
     look_up,
     noise,
+    publish_apart,
     publish_trees,
     read,
     restore_found,
@@ -316,10 +319,15 @@ def crafted(
 ) -> Found:
     """What a hostile publisher with a good archiver would put there."""
     target = io.BytesIO()
-    made = pack(domain.name, units, lambda file: iter([bodies[file.path]]), target)
+    sections = (Section(domain.name, tuple(units)),)
+    made = pack(sections, lambda _domain, file: iter([bodies[file.path]]), target)
     found = msgspec.structs.replace(manifest or draft(), layers=(made,))
     commit(store, found, {made.digest: spool(store, target.getvalue())}, now=NOW_NS / 1e9)
     return look_up(store)
+
+
+def draft_with(layer: Layer, *, created: str) -> Manifest:
+    return msgspec.structs.replace(draft(created=created, launch=created), layers=(layer,))
 
 
 FOREIGN: dict[str, tuple[Domain, Unit]] = {
@@ -353,6 +361,7 @@ def test_a_relocated_file_that_cannot_be_relocated_stops_its_domain(tmp_path: Pa
     restored = restore_found(store, found, triton_at(tmp_path / "new"))
     assert len(restored.reasons) == 1
     assert restored.reasons[0].startswith("triton not restored: `K1/__grp__add.json` cannot be relocated")
+    assert [damage.capture for damage in restored.damaged] == [found.captures[0].digest]
     assert not (tmp_path / "new").exists()
     assert leftovers(tmp_path) == []
 
@@ -369,18 +378,104 @@ def test_a_large_relocated_file_arrives(tmp_path: Path, store: Store) -> None:
     assert placed.count(f"{tmp_path}/new/K1/") == 20_000
 
 
-def test_a_damaged_domain_does_not_keep_the_others_out(tmp_path: Path, store: Store) -> None:
-    publish_trees(store, build(tmp_path / "live"))
+def test_a_damaged_capture_does_not_keep_another_one_out(tmp_path: Path, store: Store) -> None:
+    triton_kernel(tmp_path / "first/triton", "one")
+    triton_kernel(tmp_path / "second/triton", "two")
+    inductor(tmp_path / "second/inductor")
+    for day, name in enumerate(("first", "second"), start=1):
+        manifest = draft(created=f"2026-01-{day:02}T00:00:00Z", launch=name)
+        publish_trees(store, live(tmp_path / name), manifest)
     found = look_up(store)
-    layer = found.captures[0].manifest.layer("triton")
-    assert layer is not None
-    corrupt = Corrupting(store, layout.layer_name(layer.digest))
+    held = found.captures[0].manifest.section("triton")
+    assert held is not None
+    corrupt = Corrupting(store, layout.layer_name(held[0].digest))
     restored = restore_found(corrupt, found, targets(tmp_path / "new"))
     assert len(restored.reasons) == 1
+    assert [damage.capture for damage in restored.damaged] == [found.captures[0].digest]
+    assert not (tmp_path / "new/triton").exists(), "half of a domain is none"
+    assert_moved(INDUCTOR, tmp_path / "second/inductor", tmp_path / "new/inductor")
+
+
+def test_a_damaged_layer_keeps_out_all_that_is_in_it(tmp_path: Path, store: Store) -> None:
+    publish_trees(store, build(tmp_path / "live"))
+    triton_kernel(tmp_path / "new/triton", "another")
+    before = state(tmp_path / "new")
+    found = look_up(store)
+    restored = restore_found(Corrupting(store, "layers/"), found, targets(tmp_path / "new"))
+    assert sorted(reason.split(":")[0] for reason in restored.reasons) == sorted(
+        f"{domain.name} not restored" for domain in TABLE
+    )
+    (layer,) = found.captures[0].manifest.layers
+    assert [(damage.capture, damage.layer) for damage in restored.damaged] == [(found.captures[0].digest, layer.digest)]
+    assert (restored.files, set(restored.offered.values())) == (0, {frozenset()})
+    assert state(tmp_path / "new") == before
+
+
+def test_a_damaged_layer_of_a_capture_does_not_keep_its_other_layers_out(tmp_path: Path, store: Store) -> None:
+    publish_apart(store, build(tmp_path / "live"))
+    found = look_up(store)
+    held = found.captures[0].manifest.section("triton")
+    assert held is not None
+    corrupt = Corrupting(store, layout.layer_name(held[0].digest))
+    restored = restore_found(corrupt, found, targets(tmp_path / "new"))
+    assert len(restored.reasons) == 1
+    assert [(damage.capture, damage.layer) for damage in restored.damaged] == [
+        (found.captures[0].digest, held[0].digest)
+    ]
     assert not (tmp_path / "new/triton").exists()
     for domain in TABLE:
         if domain is not TRITON:
             assert_moved(domain, tmp_path / "live" / domain.name, tmp_path / "new" / domain.name)
+
+
+def test_a_capture_that_tells_lies_about_the_layer_of_another_one_hurts_itself_only(
+    tmp_path: Path, store: Store
+) -> None:
+    """Two manifests may describe one object of the store, and not alike. Nothing is offered that is not there."""
+    honest = unit("K1", {"K1/x": b"1"})
+    found = crafted(store, TRITON, [honest], {"K1/x": b"1"})
+    (layer,) = found.captures[0].manifest.layers
+    more = (Section("triton", (honest, unit("K2", {"K2/x": b"2"}))),)
+    lie = msgspec.structs.replace(layer, sections=more)
+    commit(store, draft_with(lie, created="2026-02-01T00:00:00Z"), {}, now=NOW_NS / 1e9)
+    found = look_up(store)
+    assert len(found.captures) == 2
+    restored = restore_found(store, found, triton_at(tmp_path / "new"))
+    assert set(read(tmp_path / "new")) == restored.offered["triton"] == set()
+    assert [damage.capture for damage in restored.damaged] == [found.captures[1].digest]
+    without = msgspec.structs.replace(found, captures=found.captures[:1])
+    assert restore_found(store, without, triton_at(tmp_path / "new")).offered == {"triton": frozenset({"K1/x"})}
+
+
+def test_a_directory_that_cannot_be_used_does_not_keep_other_domains_out(tmp_path: Path, store: Store) -> None:
+    publish_trees(store, build(tmp_path / "live"))
+    (tmp_path / "new").mkdir()
+    (tmp_path / "blocked").write_text("a file")
+    places = [
+        Target(domain, str(tmp_path / "blocked/x" if domain is TRITON else tmp_path / "new" / domain.name), ours=True)
+        for domain in TABLE
+    ]
+    restored = restore_found(store, look_up(store), places)
+    assert len(restored.reasons) == 1
+    assert restored.reasons[0].startswith("triton not restored: ")
+    assert restored.damaged == ()
+    for domain in TABLE:
+        if domain is not TRITON:
+            assert_moved(domain, tmp_path / "live" / domain.name, tmp_path / "new" / domain.name)
+
+
+@pytest.mark.parametrize("at", [0, 1], ids=["at once", "in the middle"])
+def test_a_layer_whose_reading_breaks_off_is_said(
+    tmp_path: Path, store: Store, two_kernels: list[str], at: int
+) -> None:
+    """As on a dead file server; the object may be all right, so that nothing is called damaged."""
+    restored = restore_found(Breaking(store, "layers/", after=at), look_up(store), triton_at(tmp_path / "new"))
+    assert len(restored.reasons) == 1
+    assert restored.reasons[0].startswith("triton not restored: cannot read layer sha256:")
+    assert restored.reasons[0].endswith(": Input/output error")
+    assert restored.damaged == ()
+    assert not (tmp_path / "new").exists()
+    assert leftovers(tmp_path) == []
 
 
 def test_a_layer_that_vanished_or_cannot_be_read_is_said(tmp_path: Path, store: Store, two_kernels: list[str]) -> None:
@@ -394,7 +489,7 @@ def test_a_layer_that_vanished_or_cannot_be_read_is_said(tmp_path: Path, store: 
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("after", [0, 1, 5, 15])
+@pytest.mark.parametrize("after", [0, 1, 5, 15, 16])
 def test_after_the_deadline_nothing_is_placed(tmp_path: Path, store: Store, two_kernels: list[str], after: int) -> None:
     triton_kernel(tmp_path / "new", "another")
     before = state(tmp_path / "new")
@@ -411,20 +506,76 @@ def test_after_the_deadline_nothing_is_placed(tmp_path: Path, store: Store, two_
     assert leftovers(tmp_path) == []
 
 
+def test_after_the_deadline_no_domain_is_placed_and_no_more_is_read(tmp_path: Path, store: Store) -> None:
+    """Whoever waited for it has gone on, and the engine writes to these directories now."""
+    inductor(tmp_path / "live/inductor")
+    write(tmp_path / "live/triton", {f"K{number}/x": noise(f"{number}", 1 << 20) for number in range(20)})
+    publish_trees(store, live(tmp_path / "live"))
+    first = len(inductor_files()) + 8
+    for after in (first - 1, first, first + 1):
+        asked = 0
+
+        def expired() -> bool:
+            nonlocal asked
+            asked += 1
+            return asked > after  # noqa: B023 - called in this round only
+
+        restored = restore_found(store, look_up(store), targets(tmp_path / "new"), expired)
+        assert set(restored.reasons) == {
+            f"{name} not restored: the deadline has passed" for name in ("inductor", "triton")
+        }
+        assert asked == after + 1, "nothing is unpacked for nobody"
+        assert restored.damaged == ()
+        assert read(tmp_path / "new") == {}
+        assert leftovers(tmp_path) == []
+
+
 def test_a_place_without_room_is_said_before_anything_is_written(
     tmp_path: Path, store: Store, two_kernels: list[str], small_disk: MakeDisk
 ) -> None:
     place = small_disk(1 << 20)
-    restored = restore_found(store, look_up(store), triton_at(place / "new"))
+    recording = Recording(store)
+    restored = restore_found(recording, look_up(store), triton_at(place / "new"))
+    assert recording.opened() == []
     assert restored.reasons == (f"triton not restored: no space on the file system of {place}",)
     assert list(place.iterdir()) == []
+
+
+def test_a_disk_that_fills_up_in_the_middle_of_a_large_file_stops_its_domain_only(
+    tmp_path: Path, store: Store, small_disk: MakeDisk
+) -> None:
+    """What follows in the layer, of the same domain and of others, is where it was."""
+    write(tmp_path / "live/inductor", {"aa/1.bin": noise("large", 8 << 20), "aa/2.bin": noise("next", 3 << 20)})
+    inductor(tmp_path / "live/inductor")
+    triton(tmp_path / "live/triton")
+    publish_trees(store, live(tmp_path / "live"))
+    place = small_disk(80 << 20)
+    asked = 0
+
+    def fill() -> bool:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            with (place / "of somebody else").open("wb") as stream:
+                os.posix_fallocate(stream.fileno(), 0, 74 << 20)
+        return False
+
+    places = [
+        Target(domain, str(place / "new" if domain is INDUCTOR else tmp_path / "new" / domain.name), ours=True)
+        for domain in TABLE
+    ]
+    restored = restore_found(store, look_up(store), places, fill)
+    assert restored.reasons == (f"inductor not restored: No space left on device ({place}/new)",)
+    assert restored.damaged == ()
+    assert [path.name for path in place.iterdir()] == ["of somebody else"]
+    assert_moved(TRITON, tmp_path / "live/triton", tmp_path / "new/triton")
 
 
 def test_a_place_that_is_a_file_is_said(tmp_path: Path, store: Store, two_kernels: list[str]) -> None:
     (tmp_path / "file").write_bytes(b"")
     restored = restore_found(store, look_up(store), triton_at(tmp_path / "file" / "new"))
     assert len(restored.reasons) == 1
-    assert restored.reasons[0].startswith("triton not restored: File exists (")
+    assert restored.reasons[0].startswith("triton not restored: Not a directory (")
 
 
 def test_a_symbolic_link_as_root_is_followed_and_one_inside_is_not_replaced(
@@ -439,6 +590,91 @@ def test_a_symbolic_link_as_root_is_followed_and_one_inside_is_not_replaced(
     assert (tmp_path / "new").is_symlink()
     assert list((tmp_path / "outside").iterdir()) == []
     assert len(read(tmp_path / "real" / two_kernels[1])) == 8
+
+
+# Several domains in one layer
+
+
+def layers_opened(recording: Recording) -> list[str]:
+    return [name for name in recording.opened() if name.startswith("layers/")]
+
+
+def test_all_domains_come_from_one_pass_over_their_layer(tmp_path: Path, store: Store) -> None:
+    publish_trees(store, build(tmp_path / "live"))
+    found = look_up(store)
+    recording = Recording(store)
+    assert restore_found(recording, found, targets(tmp_path / "new")).reasons == ()
+    (layer,) = found.captures[0].manifest.layers
+    assert layers_opened(recording) == [layout.layer_name(layer.digest)]
+    for domain in TABLE:
+        assert_moved(domain, tmp_path / "live" / domain.name, tmp_path / "new" / domain.name)
+
+
+@pytest.mark.parametrize("domain", TABLE, ids=[domain.name for domain in TABLE])
+def test_a_domain_that_is_wanted_alone_is_restored_alone(tmp_path: Path, store: Store, domain: Domain) -> None:
+    publish_trees(store, build(tmp_path / "live"))
+    place = Target(domain, str(tmp_path / "new" / domain.name), ours=True)
+    restored = restore_found(store, look_up(store), [place])
+    assert (restored.reasons, set(restored.offered)) == ((), {domain.name})
+    assert_moved(domain, tmp_path / "live" / domain.name, place.directory)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [domain.name]
+
+
+@pytest.mark.parametrize("domain", TABLE, ids=[domain.name for domain in TABLE])
+def test_a_domain_that_is_there_already_is_not_placed_again_with_the_others(
+    tmp_path: Path, store: Store, domain: Domain
+) -> None:
+    publish_trees(store, build(tmp_path / "live"))
+    found = look_up(store)
+    for target in targets(tmp_path / "new"):
+        if target.domain is domain:
+            restore_found(store, found, [target])
+    before = state(tmp_path / "new" / domain.name)
+    restored = restore_found(store, found, targets(tmp_path / "new"))
+    assert (restored.reasons, restored.present) == ((), len(read(tmp_path / "new" / domain.name)))
+    assert state(tmp_path / "new" / domain.name) == before
+    for other in TABLE:
+        assert_moved(other, tmp_path / "live" / other.name, tmp_path / "new" / other.name)
+
+
+def test_the_domains_of_a_near_artifact_that_may_not_be_used_are_passed_over(tmp_path: Path, store: Store) -> None:
+    """They lie between the others in the layer."""
+    publish_trees(store, build(tmp_path / "live"))
+    recording = Recording(store)
+    restore_found(recording, look_up(store, BLIND), targets(tmp_path / "new"))
+    assert len(layers_opened(recording)) == 1
+    for domain in TABLE:
+        if domain.content_keyed:
+            assert_moved(domain, tmp_path / "live" / domain.name, tmp_path / "new" / domain.name)
+        else:
+            assert not (tmp_path / "new" / domain.name).exists()
+
+
+def test_equal_paths_of_two_domains_do_not_meet(tmp_path: Path, store: Store) -> None:
+    for name in ("inductor", "triton"):
+        write(tmp_path / "live" / name, {"qa/x.bin": name.encode(), "qa/y.bin": b"equal"})
+    publish_trees(store, live(tmp_path / "live"))
+    assert restore_found(store, look_up(store), targets(tmp_path / "new")).files == 4
+    assert read(tmp_path / "new") == read(tmp_path / "live")
+
+
+def test_captures_of_either_kind_are_restored_together(tmp_path: Path, store: Store) -> None:
+    """One with a layer a domain and one with a layer for all; each layer that is needed is opened once."""
+    build(tmp_path / "live")
+    publishers: list[Publisher] = [publish_apart, publish_trees]
+    for number, publisher in enumerate(publishers, start=1):
+        manifest = draft(created=f"2026-01-0{number}T00:00:00Z", launch=f"launch-{number}")
+        publisher(store, live(tmp_path / "live"), manifest)
+        triton_kernel(tmp_path / "live/triton", "later")
+        write(tmp_path / "live/inductor", {"zz/czz.main.so": elf("later")})
+    found = look_up(store)
+    assert [len(capture.manifest.layers) for capture in found.captures] == [4, 1]
+    recording = Recording(store)
+    restored = restore_found(recording, found, targets(tmp_path / "new"))
+    assert restored.reasons == ()
+    assert len(layers_opened(recording)) == len(set(layers_opened(recording))) == 5
+    for domain in TABLE:
+        assert_moved(domain, tmp_path / "live" / domain.name, tmp_path / "new" / domain.name)
 
 
 # Several captures of one key
@@ -640,7 +876,8 @@ def test_a_manifest_with_a_layer_of_an_unknown_domain_still_serves_the_known_one
     triton(tmp_path / "live")
     publish_trees(store, [tree_of(TRITON, tmp_path / "live")])
     known = look_up(store).captures[0].manifest
-    row = Layer("future", known.layers[0].digest, 1, known.layers[0].digest, 1, (unit("x", {"x/y": b"1"}),))
+    name = known.layers[0].digest
+    row = Layer(name, 1, name, 1, (Section("future", (unit("x", {"x/y": b"1"}),)),))
     later = msgspec.structs.replace(known, layers=(row, *known.layers), launch="later")
     commit(store, later, {}, now=NOW_NS / 1e9)
     for entry in list(store.scan("artifacts/")):

@@ -14,8 +14,11 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+
 from cachemgr import digest
-from cachemgr.capture import LAYOUT, File, Manifest, Provenance, Unit
+from cachemgr.capture import LAYOUT, File, Layer, Manifest, Provenance, Unit
+from cachemgr.digest import Digest
 from cachemgr.domains import TABLE, Domain, Target
 from cachemgr.examine import Tree
 from cachemgr.key import Factor, Relations, derive
@@ -23,9 +26,10 @@ from cachemgr.lookup import Found, find
 from cachemgr.observe import scan
 from cachemgr.publish import Published, publish
 from cachemgr.statcache import StatCache
-from cachemgr.store import Store
-from cachemgr.store.captures import Capture
+from cachemgr.store import Store, layout
+from cachemgr.store.captures import Capture, captures, commit
 from cachemgr.warm import Restored, restore
+from tests.stores import MemoryStore, spool
 
 NOW_NS = 1_800_000_000_000_000_000
 
@@ -296,6 +300,31 @@ def publish_trees(
     """Publish `trees` as one launch."""
     found = draft() if manifest is None else manifest
     return publish(store, found, trees, StatCache({}) if cache is None else cache, near=near, now_ns=NOW_NS)
+
+
+def publish_apart(store: Store, trees: Sequence[Tree], manifest: Manifest | None = None) -> Digest:
+    """Commit one capture of `trees` with a layer for each of them: the format allows what another publisher may do."""
+    found = draft() if manifest is None else manifest
+    layers: list[Layer] = []
+    paths: dict[Digest, Path] = {}
+    entries: list[str] = []
+    for tree in trees:
+        alone = MemoryStore(store.scratch())
+        publish_trees(alone, [tree], found)
+        (capture,) = captures(alone, found.key, [])
+        for layer in capture.manifest.layers:
+            layers.append(layer)
+            paths[layer.digest] = spool(store, alone.read(layout.layer_name(layer.digest), limit=layer.size))
+        entries.extend(capture.manifest.entries)
+    whole = msgspec.structs.replace(found, layers=tuple(layers), entries=tuple(sorted(entries)))
+    made = commit(store, whole, paths, now=NOW_NS / 1e9)
+    for path in paths.values():
+        path.unlink(missing_ok=True)
+    return made
+
+
+Publisher = Callable[[Store, Sequence[Tree], Manifest], object]
+"""`publish_trees` or `publish_apart`."""
 
 
 def look_up(store: Store, factors: Sequence[Factor] = FACTORS, host: Relations | None = None) -> Found:

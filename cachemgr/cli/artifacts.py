@@ -138,12 +138,13 @@ def _print_capture(capture: Capture, *, with_files: bool) -> None:
     state = "" if manifest.complete else " · incomplete"
     output.heading(f"capture {output.short(capture.digest)} · {manifest.created} on {manifest.provenance.host}{state}")
     for layer in manifest.layers:
-        files = list(layer.files())
-        counts = f"{output.counted(len(layer.units), 'unit')}, {output.counted(len(files), 'file')}"
-        sizes = f"{output.size(sum(file.size for file in files))}, stored as {output.size(layer.size)}"
-        output.record([(f"  {layer.domain}", f"{counts}, {sizes} in {output.short(layer.digest)}")])
-        if with_files:
-            output.record([(f"    {file.path}", output.size(file.size)) for file in files])
+        output.record([(f"  layer {output.short(layer.digest)}", f"stored as {output.size(layer.size)}")])
+        for section in layer.sections:
+            files = list(section.files())
+            counts = f"{output.counted(len(section.units), 'unit')}, {output.counted(len(files), 'file')}"
+            output.record([(f"    {section.domain}", f"{counts}, {output.size(sum(file.size for file in files))}")])
+            if with_files:
+                output.record([(f"      {file.path}", output.size(file.size)) for file in files])
 
 
 @click.command(epilog=EXIT_CODES)

@@ -23,7 +23,7 @@ class Store(Protocol):
     """Named objects. Names are relative paths with `/`; objects appear whole or not at all.
 
     Every method raises StoreError when the store itself fails (permissions, a full disk, a network), and never reports
-    such a failure as an absent object.
+    such a failure as an absent object; DeniedError when it is this one object that may not be read.
     """
 
     def read(self, name: str, *, limit: int) -> bytes:

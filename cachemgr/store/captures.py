@@ -16,7 +16,7 @@ from cachemgr import digest
 from cachemgr.capture import MAX_MANIFEST_BYTES, Launch, Manifest, decode_launch, decode_manifest, encode_launch
 from cachemgr.capture import encode_manifest as encode
 from cachemgr.digest import Digest
-from cachemgr.errors import CorruptError, NotFoundError
+from cachemgr.errors import CorruptError, DeniedError, NotFoundError
 from cachemgr.key import Key, from_folder
 from cachemgr.store import Store, layout
 
@@ -41,6 +41,8 @@ class Damaged(msgspec.Struct, frozen=True):
     key: Key
     name: str
     reason: str
+    corrupt: bool = True
+    """False where its bytes may be right, and this user cannot read them."""
 
 
 def manifests(store: Store) -> Iterator[tuple[Key, str]]:
@@ -68,8 +70,8 @@ def captures(
             found.append(load(store, key, entry.name))
         except NotFoundError:
             continue
-        except CorruptError as error:
-            damaged.append(Damaged(key, entry.name, str(error)))
+        except (CorruptError, DeniedError) as error:
+            damaged.append(Damaged(key, entry.name, str(error), isinstance(error, CorruptError)))
     return tuple(sorted(found, key=lambda capture: (capture.manifest.created, capture.digest)))
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from cachemgr.capture import is_safe_path
-from cachemgr.errors import CacheError, CorruptError, NotFoundError, StoreError
+from cachemgr.errors import CacheError, CorruptError, DeniedError, NotFoundError, StoreError
+from cachemgr.places import make_directory
 from cachemgr.store import Entry
 
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
@@ -69,7 +70,8 @@ class LocalStore:
         self._path(name)
         aside = self.scratch() / uuid.uuid4().hex
         try:
-            with aside.open("xb") as stream:
+            descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            with os.fdopen(descriptor, "wb") as stream:
                 stream.write(data)
         except OSError as error:
             raise self._discarded(aside, name, error) from None
@@ -125,8 +127,8 @@ class LocalStore:
     def scratch(self) -> Path:
         directory = self._root / _SCRATCH
         try:
-            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            directory.mkdir(mode=0o700, exist_ok=True)
+            make_directory(self._root.parent)
+            make_directory(directory, 0o700)
         except OSError as error:
             raise self._failed("write", _SCRATCH, error) from None
         return directory
@@ -155,8 +157,10 @@ class LocalStore:
         return self._root / name
 
     def _failed(self, verb: str, name: str, error: OSError) -> CacheError:
-        reason = error.strerror or str(error)
-        return StoreError(f"cannot {verb} `{name}` in {self}: {reason}", hint=_hint(error, self._root))
+        said = f"cannot {verb} `{name}` in {self}: {error.strerror or error}"
+        if error.errno in (errno.EACCES, errno.EPERM) and verb in ("read", "list"):
+            return DeniedError(said, hint=f"make {self._root} readable for this user")
+        return StoreError(said, hint=_hint(error, self._root))
 
     def _discarded(self, path: Path, name: str, error: OSError) -> CacheError:
         with suppress(OSError):
@@ -168,7 +172,7 @@ def _claim(path: Path, target: Path) -> bool:
     """Durably give `path` the name `target` unless it is taken."""
     for attempt in range(_ATTEMPTS):
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_directory(target.parent)
             created = _named(path, target)
         except (FileNotFoundError, FileExistsError):
             # Somebody deleted the last object beside it, and its directory with it.

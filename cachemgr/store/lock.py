@@ -6,6 +6,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from cachemgr.places import make_directory
+
 
 @contextmanager
 def held(path: Path, *, wait: float) -> Iterator[bool]:
@@ -15,7 +17,7 @@ def held(path: Path, *, wait: float) -> Iterator[bool]:
     """
     lock = FileLock(path, mode=0o600)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent, 0o700)
         lock.acquire(timeout=wait)
     except (Timeout, OSError, NotImplementedError):
         yield False
