@@ -6,7 +6,8 @@ times alone. Where the file system keeps none (noatime), the answer is `unknown`
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
@@ -102,6 +103,27 @@ def _forgotten(path: str, seen: Seen) -> Seen:
     except OSError:
         return seen
     return seen._replace(atime_ns=0)
+
+
+def listed(directory: str, names: Iterable[str]) -> set[str]:
+    """Which of these directories below `directory` somebody has listed since `forget_listings`.
+
+    To be asked before a scan, which lists them all.
+    """
+    found = set()
+    for name in names:
+        with suppress(OSError):
+            if os.stat(f"{directory}/{name}", follow_symlinks=False).st_atime_ns != 0:
+                found.add(name)
+    return found
+
+
+def forget_listings(directory: str, names: Iterable[str]) -> None:
+    """Set the access time of these directories to 0, so that the next listing shows."""
+    for name in names:
+        path = f"{directory}/{name}"
+        with suppress(OSError):
+            os.utime(path, ns=(0, os.stat(path, follow_symlinks=False).st_mtime_ns), follow_symlinks=False)
 
 
 def keeps_access_times(directory: str) -> bool:

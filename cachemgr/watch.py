@@ -30,7 +30,13 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class Watch:
-    """The live directories of one command, against what lay in them when it started."""
+    """The live directories of one command, against what lay in them when it started.
+
+    A start on a near artifact uses only some of what it was offered, and captures just that. Inductor's bundles list a
+    kernel's directory and, finding it full, keep their own copy without reading it (torch 2.11-2.13
+    `_inductor/triton_bundler.py`): a unit whose directory was listed counts as used for the capture, though not as
+    proof for the verdict.
+    """
 
     def __init__(self, targets: Sequence[Target], offered: Mapping[str, frozenset[str]]) -> None:
         self._targets = targets
@@ -39,6 +45,16 @@ class Watch:
             observe.forget_reads(target.directory, observe.scan(target.directory, target.domain.travels))
             for target in targets
         ]
+        self._folders = [
+            {target.domain.unit_of(path) for path in offered.get(target.domain.name, ()) if "/" in path}
+            for target in targets
+        ]
+        self._listed: list[set[str]] = [set() for _target in targets]
+        self._forget_listings()
+
+    def _forget_listings(self) -> None:
+        for target, folders in zip(self._targets, self._folders, strict=True):
+            observe.forget_listings(target.directory, folders)
 
     def work(self, *, settled_since: "Work | None" = None) -> Work:
         """What has been done so far.
@@ -50,6 +66,7 @@ class Watch:
         offered = read = 0
         known = True
         for index, target in enumerate(self._targets):
+            self._listed[index] |= observe.listed(target.directory, self._folders[index])
             before, after = self._before[index], observe.scan(target.directory, target.domain.travels)
             kept = not before or observe.keeps_access_times(target.directory)
             growth = observe.growth(before, after, access_times=kept)
@@ -58,8 +75,10 @@ class Watch:
             offered += len(ours)
             known = known and growth.read is not None
             read += len(ours & (growth.read or frozenset()))
-            tree = Tree(target.domain, target.directory, after, _touched(target, growth, after))
+            touched = _touched(target, growth, after) | _inside(target, after, self._listed[index])
+            tree = Tree(target.domain, target.directory, after, touched)
             trees.append(tree if settled_since is None else _settled(tree, settled_since.trees[index]))
+        self._forget_listings()
         return Work(tuple(trees), added, observe.verdict(offered, read if known else None, sum(added.values())))
 
 
@@ -69,6 +88,10 @@ def _touched(target: Target, growth: observe.Growth, after: observe.Snapshot) ->
     if growth.read is None:
         return frozenset(after) if target.ours else growth.added
     return growth.added | growth.read
+
+
+def _inside(target: Target, after: observe.Snapshot, units: set[str]) -> frozenset[str]:
+    return frozenset(path for path in after if target.domain.unit_of(path) in units) if units else frozenset()
 
 
 def _settled(tree: Tree, earlier: Tree) -> Tree:

@@ -64,6 +64,14 @@ def test_other_arguments_are_near_and_what_was_used_is_captured_with_what_was_ma
     assert exact["restored_files"] == 2, "f was used and h was made; g was neither"
 
 
+def test_a_unit_that_was_only_listed_is_captured_too(fleet: Fleet) -> None:
+    fleet.machine("one").run(*fleet.command("f", "g", "h"))
+    near = fleet.machine("two").run(*fleet.command("list=f", "g"))
+    assert (near["result"], near["verdict"]) == ("near", "used")
+    exact = fleet.machine("three").run(*fleet.command("list=f", "g"))
+    assert (exact["result"], exact["verdict"], exact["restored_files"]) == ("exact", "used", 2)
+
+
 def test_a_launch_that_reads_nothing_is_inert(fleet: Fleet) -> None:
     fleet.machine("one").run(*fleet.command("idle", "f"))
     machine = fleet.machine("two")
