@@ -101,7 +101,7 @@ def _file(tree: Tree, path: str, siblings: Mapping[str, set[str]], cache: StatCa
     """The stored form of a live file, from the stat cache or by reading, checking and hashing it."""
     live, seen = f"{tree.directory}/{path}", tree.seen[path]
     known = cache.get(live, seen)
-    if known is not None:
+    if known is not None and not (known.relocated and _needs_all(tree.domain, path)):
         return msgspec.structs.replace(known, path=path)
     head, found, mode = _read(live, path, seen)
     fault = tree.domain.check_of(path)(Content(path.rsplit("/", 1)[-1], head, seen.size))
@@ -116,13 +116,20 @@ def _file(tree: Tree, path: str, siblings: Mapping[str, set[str]], cache: StatCa
     return file
 
 
+def _needs_all(domain: Domain, path: str) -> bool:
+    relocation = domain.relocation_of(path)
+    return relocation is not None and relocation.needs_all
+
+
 def _detached(
     detach: Callable[[bytes, set[str]], bytes], path: str, data: bytes, siblings: Mapping[str, set[str]]
 ) -> bytes:
     try:
         return detach(data, siblings[path.rpartition("/")[0]])
     except CannotTravelError as fault:
-        raise UnfitError(f"`{path}` {fault}") from None
+        # What is neither beside the file nor where it says is missing here, too.
+        missing = fault.named is not None and not os.path.lexists(fault.named)
+        raise UnfitError(f"`{path}` {fault}", damaged=missing) from None
 
 
 def _read(live: str, path: str, seen: Seen) -> tuple[bytes, Digest, int]:

@@ -132,11 +132,20 @@ class Stage:
     def _publish_unit(self, unit: Unit) -> bool:
         """One rename for a unit with a directory of its own; name by name for one among others."""
         staged, final = f"{self._root}/{unit.name}", f"{self._final}/{unit.name}"
+        if self._leads_out(unit.name.rpartition("/")[0]):
+            return False
         make_directory(final.rpartition("/")[0])
         if all(file.path.startswith(unit.name + "/") for file in unit.files):
             return _renamed(staged, final)
         taken = [_claimed(f"{self._root}/{file.path}", f"{self._final}/{file.path}") for file in unit.files]
         return all(taken)
+
+    def _leads_out(self, path: str) -> bool:
+        """Whether a directory on the way is a symbolic link: what lies behind it is not this cache, and no scan sees
+        it. The live directory itself may be one."""
+        while path and not os.path.islink(f"{self._final}/{path}"):
+            path = path.rpartition("/")[0]
+        return bool(path)
 
     def discard(self) -> None:
         """Remove what was not published."""

@@ -82,6 +82,19 @@ def parsable_json(content: Content) -> str | None:
     return None
 
 
+def parsable_literal(content: Content) -> str | None:
+    """Read with `ast.literal_eval` by its engine, outside of any `try`."""
+    if not content.size:
+        return "is empty"
+    if not content.whole:
+        return None
+    try:
+        ast.literal_eval(content.head.decode())
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return "is no complete Python literal"
+    return None
+
+
 def ends_as_pickle(content: Content) -> str | None:
     """A pickle ends with its STOP opcode; looked at, never loaded."""
     if not content.size:

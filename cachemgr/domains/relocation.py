@@ -20,7 +20,14 @@ _MAX_DEPTH = 50
 
 
 class CannotTravelError(Exception):
-    """The file names something that will not exist elsewhere, or cannot be parsed. `str()` says what."""
+    """The file names something that will not exist elsewhere, or cannot be parsed. `str()` says what.
+
+    `named` is the absolute path that leads out of the file's own directory, if that is the reason.
+    """
+
+    def __init__(self, reason: str, *, named: str | None = None) -> None:
+        super().__init__(reason)
+        self.named = named
 
 
 def detach_json(data: bytes, siblings: Collection[str]) -> bytes:
@@ -74,7 +81,7 @@ def _detached(text: str, siblings: Collection[str]) -> str:
         return text
     base = text.rstrip("/").rsplit("/", 1)[-1]
     if base not in siblings:
-        raise CannotTravelError(f"names `{base}`, which is not beside it")
+        raise CannotTravelError(f"names `{base}`, which is not beside it", named=text)
     return MARK + base
 
 

@@ -27,7 +27,7 @@ def travels(path: str) -> bool:
     return (
         parts[0] not in _STAYS
         and "__pycache__" not in parts
-        and not name.startswith(".")
+        and not any(part.startswith(".") for part in parts)
         and not (name.startswith("tmp") and len(name) < _HASH_LENGTH)
         and not name.endswith((".lock", ".tmp", ".pyc", ".gch", ".pch"))
     )

@@ -19,7 +19,7 @@ def travels(path: str) -> bool:
     name = path.rsplit("/", 1)[-1]
     return (
         "/" in path
-        and not any(part.startswith("tmp.pid_") or part == "__pycache__" for part in path.split("/"))
+        and not any(part.startswith(("tmp.pid_", ".staging_")) or part == "__pycache__" for part in path.split("/"))
         and not name.endswith((".lock", ".tmp"))
         and ".tmp.pid_" not in name
     )

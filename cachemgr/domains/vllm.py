@@ -16,7 +16,7 @@ AOT = "torch_aot_compile"
 _TEN_HEX = re.compile(r"[0-9a-f]{10}")
 _AOT_NAME = re.compile(r"[0-9a-f]{64}")
 _INDEX_NAME = "vllm_compile_cache.py"
-_INDEX = Relocation(relocation.detach_literal, relocation.attach_literal)
+_INDEX = Relocation(relocation.detach_literal, relocation.attach_literal, needs_all=True)
 
 
 def travels(path: str) -> bool:
@@ -52,6 +52,8 @@ def check_of(path: str) -> checks.Check:
         return checks.ends_as_pickle
     if name.endswith(".json"):
         return checks.parsable_json
+    if name == _INDEX_NAME:
+        return checks.parsable_literal
     return checks.not_empty
 
 
