@@ -14,7 +14,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,7 +37,7 @@ _FORWARDED = (
 _WATCHED = (*_FORWARDED, signal.SIGCHLD)
 _NOT_EXECUTABLE = frozenset({errno.EACCES, errno.ENOEXEC, errno.EPERM, errno.EISDIR, errno.ETXTBSY, errno.EINVAL})
 _PR_SET_CHILD_SUBREAPER = 36
-_TICK_SECONDS = 1.0
+_LINGER_STEP_SECONDS = 0.05
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -83,33 +83,26 @@ class Child:
             raise NoSuchCommandError(f"`{path}` cannot be started: {error.strerror}") from None
         return cls(pid, {signal.Signals(number) for number in mask})
 
-    def wait(self, *, linger: float, tick: Callable[[], None] | None = None) -> Ended:
+    def wait(self, *, linger: float) -> Ended:
         """Forward signals until the child has ended, then wait `linger` seconds for what it left behind.
 
-        `tick` is called about once a second while the child runs; it must return at once.
+        Nothing else happens here: whoever signals us must not wait for a file system.
         """
         try:
             while self._status is None:
-                self._step(tick)
+                self._reap()
+                if self._status is None:
+                    self._forward(signal.sigwaitinfo(_WATCHED))
             status = self._status
             end = time.monotonic() + linger
             while not self._alone and time.monotonic() < end:
-                self._step(None)
+                signal.sigtimedwait([signal.SIGCHLD], _LINGER_STEP_SECONDS)
+                self._reap()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         if os.WIFSIGNALED(status):
             return Ended(128 + os.WTERMSIG(status), os.WTERMSIG(status), not self._alone)
         return Ended(os.WEXITSTATUS(status), None, not self._alone)
-
-    def _step(self, tick: Callable[[], None] | None) -> None:
-        self._reap()
-        if self._status is not None and self._alone:
-            return
-        received = signal.sigtimedwait(_WATCHED, _TICK_SECONDS if self._status is None else 0.05)
-        if received is not None and received.si_signo != signal.SIGCHLD:
-            self._forward(received)
-        elif received is None and tick is not None:
-            tick()
 
     def _reap(self) -> None:
         """Collect everything that has ended; ours may have stopped instead."""
@@ -128,7 +121,7 @@ class Child:
 
     def _forward(self, received: signal.struct_siginfo) -> None:
         sent_by_a_process = received.si_code <= 0
-        if sent_by_a_process and self._status is None:
+        if received.si_signo != signal.SIGCHLD and sent_by_a_process:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, received.si_signo)
 

@@ -62,15 +62,17 @@ def faults(tree: Tree, cache: StatCache, *, now_ns: int) -> list[Fault]:
     found = []
     for name, paths in units_of(tree.domain, tree.seen).items():
         try:
-            examine(tree, name, paths, cache, now_ns=now_ns)
+            examine(tree, name, paths, cache, now_ns=now_ns, names=True)
         except UnfitError as fault:
             if fault.damaged:
                 found.append(Fault(name, str(fault), tuple(paths)))
     return found
 
 
-def examine(tree: Tree, name: str, paths: Sequence[str], cache: StatCache, *, now_ns: int) -> Unit:
+def examine(tree: Tree, name: str, paths: Sequence[str], cache: StatCache, *, now_ns: int, names: bool = False) -> Unit:
     """The stored form of one live unit.
+
+    `names` has what unchanged files name looked for again, where an engine dies when it is missing.
 
     Raises:
         UnfitError: it is damaged, changed while it was read, is not ours, or cannot travel.
@@ -82,7 +84,7 @@ def examine(tree: Tree, name: str, paths: Sequence[str], cache: StatCache, *, no
     if fault is not None:
         raise UnfitError(fault, damaged=True)
     siblings = siblings_of(paths)
-    return Unit(name, tuple(_file(tree, path, siblings, cache, now_ns=now_ns) for path in paths))
+    return Unit(name, tuple(_file(tree, path, siblings, cache, now_ns=now_ns, names=names) for path in paths))
 
 
 def siblings_of(paths: Sequence[str]) -> dict[str, set[str]]:
@@ -97,11 +99,13 @@ def siblings_of(paths: Sequence[str]) -> dict[str, set[str]]:
     return names
 
 
-def _file(tree: Tree, path: str, siblings: Mapping[str, set[str]], cache: StatCache, *, now_ns: int) -> File:
+def _file(
+    tree: Tree, path: str, siblings: Mapping[str, set[str]], cache: StatCache, *, now_ns: int, names: bool
+) -> File:
     """The stored form of a live file, from the stat cache or by reading, checking and hashing it."""
     live, seen = f"{tree.directory}/{path}", tree.seen[path]
     known = cache.get(live, seen)
-    if known is not None and not (known.relocated and _needs_all(tree.domain, path)):
+    if known is not None and not (names and known.relocated and _needs_all(tree.domain, path)):
         return msgspec.structs.replace(known, path=path)
     head, found, mode = _read(live, path, seen)
     fault = tree.domain.check_of(path)(Content(path.rsplit("/", 1)[-1], head, seen.size))

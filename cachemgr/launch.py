@@ -40,6 +40,7 @@ LINGER_SECONDS = 5.0
 SETTLE_SECONDS = 1.0
 """Where some go on all the same: what does not change for so long is settled."""
 _POLL_SECONDS = 0.25
+_TICK_SECONDS = 1.0
 
 LAUNCH_VARIABLE = "CACHEMGR_LAUNCH"
 KEY_VARIABLE = "CACHEMGR_KEY"
@@ -130,22 +131,33 @@ def run(order: Order, cache: Cache, clock: Clock, listener: Listener) -> int:
         trouble.say(note)
     launch = _Launch(order, cache, clock, trouble)
     profile = launch.profile()
-    if profile is None:
-        # Nothing is known about this command, so there is nothing to say about it at its end either.
-        for line in trouble.lines():
-            listener.note(line)
-        return Child.start(order.argv, order.environ, order.cwd).wait(linger=LINGER_SECONDS).code
-    warm = launch.warm(profile)
+    warm = None if profile is None else trouble.attempt("preparing", None, lambda: launch.warm(profile))
+    if warm is None:
+        return _plain(order, trouble, listener)
     in_use = False
     try:
-        listener.started(warm.started)
+        trouble.survive("telling", None, lambda: listener.started(warm.started))
         ran = launch.execute(warm)
         in_use = ran.ended.left_behind
-        finished = launch.settle(warm, ran)
+        finished = trouble.attempt("settling", None, lambda: launch.settle(warm, ran))
     finally:
         warm.room.leave(in_use=in_use)
-    listener.finished(finished)
+    if finished is None:
+        _tell(trouble, listener)
+    else:
+        trouble.survive("telling", None, lambda: listener.finished(finished))
     return ran.ended.code
+
+
+def _plain(order: Order, trouble: Trouble, listener: Listener) -> int:
+    """Run the command as if we were not there: nothing is known about it, so there is nothing to say at its end."""
+    _tell(trouble, listener)
+    return Child.start(order.argv, order.environ, order.cwd).wait(linger=LINGER_SECONDS).code
+
+
+def _tell(trouble: Trouble, listener: Listener) -> None:
+    for line in trouble.lines():
+        trouble.survive("telling", None, lambda line=line: listener.note(line))  # type: ignore[misc]
 
 
 class _Warm:
@@ -167,15 +179,20 @@ class _Launch:
         self._begun = clock.monotonic()
         self._patience = Patience(cache, clock, trouble)
         self._without: frozenset[Digest] = frozenset()
+        self._opened = False
+        """Whether the salt that seals values, and so the key, is the store's own."""
 
     def profile(self) -> Profile | None:
         """What the command will compile; None when that cannot be found out at all."""
         order = self._order
-        salt = self._ask("opening the store", "", lambda: store_salt(self._cache, writable=order.publishes))
+        salt = self._ask("opening the store", None, lambda: store_salt(self._cache, writable=order.publishes))
+        self._opened = salt is not None
         return self._trouble.attempt(
             "deriving the key",
             None,
-            lambda: describe(order.argv, order.environ, cwd=order.cwd, ignored_args=order.ignored_args, salt=salt),
+            lambda: describe(
+                order.argv, order.environ, cwd=order.cwd, ignored_args=order.ignored_args, salt=salt or ""
+            ),
         )
 
     def warm(self, profile: Profile) -> _Warm:
@@ -285,6 +302,8 @@ class _Launch:
     def _no_capture(self, profile: Profile) -> str | None:
         if not self._order.publishes:
             return "publishing is off"
+        if not self._opened:
+            return "the store could not be opened, so that no start would derive this key"
         unknown = [factor.name for factor in profile.factors if factor.role == "guard" and factor.value is None]
         if unknown:
             return f"{', '.join(unknown)} could not be read, so that no start could use it"
@@ -300,7 +319,7 @@ class _Launch:
         start = self._clock.monotonic()
         child = Child.start(self._order.argv, environ, self._order.cwd)
         attendant = _Attendant(self._order, self._clock, self._trouble, warm, start)
-        ended = child.wait(linger=LINGER_SECONDS, tick=attendant.tick)
+        ended = child.wait(linger=LINGER_SECONDS)
         seconds = self._clock.monotonic() - start
         attendant.finish(self._order.deadline)
         return Ran(ended, seconds, attendant.ready_work, attendant.captured)
@@ -319,10 +338,11 @@ class _Launch:
         )
         seconds = self._clock.monotonic() - begun
         launch = warm.outcome.launch(ran, work, published, publish_seconds=seconds, errors=self._trouble.errors)
-        if not self._order.read_only:
+        if not self._order.read_only and self._opened:
             self._patience.ask(
                 "recording", None, lambda: record(self._cache.store, launch), seconds=self._order.deadline
             )
+            launch = msgspec.structs.replace(launch, errors=dict(self._trouble.errors))
         return Finished(launch, published, _cold_seconds(warm.started.found), self._trouble.lines())
 
     def _last_work(self, warm: _Warm, ran: Ran) -> Work:
@@ -337,48 +357,47 @@ class _Attendant:
     """Looks after a running command once a second: beats, and captures it when it has come to rest.
 
     A command may run for weeks and end by SIGKILL. What it compiled is captured when nothing has changed for a while;
-    the capture is complete only if the command had given its ready sign.
+    the capture is complete only if the command had given its ready sign. All of it happens in a thread, because a file
+    system may hang, and signals must reach the command all the same.
     """
 
     def __init__(self, order: Order, clock: Clock, trouble: Trouble, warm: _Warm, start: float) -> None:
         self._order, self._clock, self._trouble, self._warm, self._start = order, clock, trouble, warm, start
         self._rest = Rest(warm.watch)
-        self._thread: threading.Thread | None = None
-        self._captured_unready = False
+        self._captured = False
         self.ready_work: Work | None = None
         self.captured = NOT_PUBLISHED
+        self._ended = threading.Event()
+        # It inherits our blocked signals, so the kernel never gives one to it.
+        self._thread = threading.Thread(target=self._attend, name="cachemgr-attendant", daemon=True)
+        self._thread.start()
 
-    def tick(self) -> None:
-        """Must return at once: signals wait meanwhile."""
+    def _attend(self) -> None:
+        while not self._ended.wait(_TICK_SECONDS):
+            self._trouble.survive("watching", None, self._look_after)
+
+    def _look_after(self) -> None:
         self._warm.room.beat()
-        if self.ready_work is not None or (self._thread is not None and self._thread.is_alive()):
-            return
         ready = self._order.ready_file is not None and self._order.ready_file.exists()
-        if self._captured_unready and not ready:
+        if self.ready_work is not None or (self._captured and not ready):
             return
         now = self._clock.monotonic()
         work = self._rest.reached(now, ready=ready)
         if work is None:
             return
+        self._captured = True
         if ready:
             self.ready_work = work
-        self._captured_unready = True
-        self._thread = threading.Thread(
-            target=self._capture, args=(work, now - self._start), name="cachemgr-capture", daemon=True
-        )
-        self._thread.start()
-
-    def finish(self, seconds: float) -> None:
-        """Wait for a capture that is under way."""
-        if self._thread is not None:
-            self._thread.join(seconds)
-
-    def _capture(self, work: Work, seconds: float) -> None:
-        self.captured = self._trouble.attempt(
+        self.captured = self._trouble.survive(
             "publishing",
             NOT_PUBLISHED,
-            lambda: self._warm.outcome.capture(work, seconds=seconds, complete=self.ready_work is work),
+            lambda: self._warm.outcome.capture(work, seconds=now - self._start, complete=ready),
         )
+
+    def finish(self, seconds: float) -> None:
+        """The command has ended: look no more, and wait so long for a capture that is under way."""
+        self._ended.set()
+        self._thread.join(seconds)
 
 
 def _cold_seconds(found: Found) -> float | None:

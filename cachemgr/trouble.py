@@ -28,19 +28,27 @@ class Trouble:
         """
         try:
             return step()
-        except (NoSuchCommandError, CannotExecuteError):
+        except (NoSuchCommandError, CannotExecuteError, LaunchError):
             raise
-        except Exception as error:  # noqa: BLE001 - the engine starts even when cachemgr has a bug (design, rule 3)
+        except Exception as error:
+            if self._strict:
+                hint = error.hint if isinstance(error, CacheError) else None
+                raise LaunchError(f"{name} failed: {_reason(error)}", hint=hint) from error
+            self._note(name, error)
+            return default
+
+    def survive(self, name: str, default: T, step: Callable[[], T]) -> T:
+        """Like `attempt`, and never raises: for what happens beside a running command, which a failure of ours must not
+        leave alone."""
+        try:
+            return step()
+        except Exception as error:  # noqa: BLE001 - as above
             self._note(name, error)
             return default
 
     def _note(self, name: str, error: Exception) -> None:
-        reason = str(error) if isinstance(error, CacheError) else f"{type(error).__name__}: {error}"
-        if self._strict:
-            hint = error.hint if isinstance(error, CacheError) else None
-            raise LaunchError(f"{name} failed: {reason}", hint=hint) from error
         self.errors[name] += 1
-        self.say(f"{name} failed: {reason}")
+        self.say(f"{name} failed: {_reason(error)}")
 
     def say(self, line: str) -> None:
         """Something that a person should read with the next line of the launch."""
@@ -50,6 +58,10 @@ class Trouble:
         """What was said since this was last asked."""
         lines, self._lines = tuple(self._lines), []
         return lines
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, CacheError) else f"{type(error).__name__}: {error}"
 
 
 class Time(Protocol):

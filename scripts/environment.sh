@@ -1,4 +1,4 @@
-# Environments for the scripts beside this file; sourced, not run. Nothing outside .venvs/ is changed.
+# Environments for the scripts beside this file; sourced, not run. They lie in .venvs/, and nothing else is changed.
 
 python_of() { # VERSION: a working interpreter of that version, or nothing
   local found
@@ -28,16 +28,24 @@ other_pythons() { # PYTHON: one interpreter of each other supported version
 
 minor_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])'; }
 
+environments() { # where they lie; torch cannot compile from a path with a space in it (2.13 `_inductor/cpp_builder.py`)
+  case $PWD in
+    *[[:space:]]*) echo "${XDG_CACHE_HOME:-$HOME/.cache}/cachemgr-venvs/$(printf %s "$PWD" | cksum | cut -d' ' -f1)" ;;
+    *) echo "$PWD/.venvs" ;;
+  esac
+}
+
 make_environment() { # PYTHON NAME [EXTRA]: an environment with cachemgr and that extra installed; prints where
   local where stamp
-  where=.venvs/$(minor_of "$1")-$2
+  where=$(environments)/$(minor_of "$1")-$2
   stamp=$where/.made-from
   if [ ! -x "$where/bin/python" ] || ! cmp -s pyproject.toml "$stamp"; then
+    mkdir -p "$(dirname "$where")"
     "$1" -m venv "$where" >&2
     "$where/bin/python" -m pip --quiet --disable-pip-version-check install -e ".${3:+[$3]}" >&2
     cp pyproject.toml "$stamp"
   fi
-  echo "$PWD/$where"
+  echo "$where"
 }
 
 add_torch() { # ENVIRONMENT: torch for real compiles, the CPU build where it can be had (a tenth of the size)

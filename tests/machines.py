@@ -102,8 +102,8 @@ class Machine:
         assert code is None or done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
-    def start(self, *words: str, **more: str) -> "subprocess.Popen[str]":
-        """Start `cachemgr WORDS` and return the running process."""
+    def start(self, *words: str, group: bool = False, **more: str) -> "subprocess.Popen[str]":
+        """Start `cachemgr WORDS` and return the running process; with `group`, in a process group of its own."""
         return subprocess.Popen(
             [sys.executable, "-m", "cachemgr", *words],
             env={**self.environ, **more},
@@ -112,6 +112,7 @@ class Machine:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=os.setpgrp if group else None,  # noqa: PLW1509 - process_group needs Python 3.11
         )
 
     def run(self, *command: str, code: int = 0, options: tuple[str, ...] = (), **more: str) -> dict[str, Any]:
@@ -146,3 +147,18 @@ def install_program(directory: Path) -> str:
     path = directory / "engine.py"
     path.write_text(STAND_IN)
     return str(path)
+
+
+class Fleet:
+    """Machines that share a store, a stand-in torch and a program."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.program = install_program(directory)
+        self.variables = install_stand_in(directory)
+
+    def machine(self, name: str, **variables: str) -> Machine:
+        return Machine(self.directory / name, self.directory / "store", {**self.variables, **variables})
+
+    def command(self, *arguments: str) -> tuple[str, ...]:
+        return (sys.executable, self.program, *arguments)

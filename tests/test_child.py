@@ -94,8 +94,9 @@ def test_more_signals_are_handed_on(machine: Machine, number: signal.Signals) ->
 
 
 def test_a_stop_sent_to_the_launch_stops_the_command_and_continue_wakes_both(machine: Machine) -> None:
-    code = "import os, time\nprint(os.getpid(), flush=True)\nfor _ in range(100): time.sleep(0.05)\nprint('on')"
-    process = machine.start("run", "--", PYTHON, "-c", code)
+    code = "import os, time\nprint(os.getpid(), flush=True)\nfor _ in range(400): time.sleep(0.05)\nprint('on')"
+    # A group of its own below this process: the kernel does not stop a group that nobody could wake.
+    process = machine.start("run", "--", PYTHON, "-c", code, group=True)
     assert process.stdout is not None
     pid = int(process.stdout.readline())
 
@@ -108,7 +109,7 @@ def test_a_stop_sent_to_the_launch_stops_the_command_and_continue_wakes_both(mac
         assert time.monotonic() < end
         time.sleep(0.02)
     process.send_signal(signal.SIGCONT)
-    out, _err = process.communicate(timeout=30)
+    out, _err = process.communicate(timeout=60)
     assert out == "on\n"
 
 

@@ -18,26 +18,11 @@ from typing import Any
 import pytest
 
 from tests import preload, trees
-from tests.machines import Machine, install_program, install_stand_in
+from tests.machines import Fleet, Machine
 
 PYTHON = sys.executable
 ROOT = Path(__file__).parent.parent
 MakeDisk = Callable[[int], Path]
-
-
-class Fleet:
-    """Machines that share a store, a stand-in torch and a program."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.program = install_program(directory)
-        self.variables = install_stand_in(directory)
-
-    def machine(self, name: str, **variables: str) -> Machine:
-        return Machine(self.directory / name, self.directory / "store", {**self.variables, **variables})
-
-    def command(self, *arguments: str) -> tuple[str, ...]:
-        return (PYTHON, self.program, *arguments)
 
 
 @pytest.fixture

@@ -10,29 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.machines import Machine, install_program, install_stand_in
+from tests.machines import Fleet, install_stand_in
 
 PYTHON = sys.executable
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> "Fleet":
+def fleet(tmp_path: Path) -> Fleet:
     return Fleet(tmp_path)
-
-
-class Fleet:
-    """Machines that share a store, a stand-in torch and a program."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.program = install_program(directory)
-        self.variables = install_stand_in(directory)
-
-    def machine(self, name: str, **variables: str) -> Machine:
-        return Machine(self.directory / name, self.directory / "store", {**self.variables, **variables})
-
-    def command(self, *arguments: str) -> tuple[str, ...]:
-        return (PYTHON, self.program, *arguments)
 
 
 def test_a_start_on_a_second_machine_is_used_and_adds_nothing(fleet: Fleet) -> None:
@@ -155,7 +140,7 @@ def test_death_by_a_signal_is_reported_as_a_shell_would(fleet: Fleet) -> None:
 
 def test_a_stopped_command_stops_the_launch_and_goes_on_with_it(fleet: Fleet) -> None:
     code = "import os, signal; print(os.getpid(), flush=True); os.kill(os.getpid(), signal.SIGSTOP); print('on')"
-    process = fleet.machine("one").start("run", "--", PYTHON, "-c", code)
+    process = fleet.machine("one").start("run", "--", PYTHON, "-c", code, group=True)
     assert process.stdout is not None
     process.stdout.readline()
     for _attempt in range(200):
@@ -249,6 +234,25 @@ def test_a_foreign_store_is_said_and_left_alone(fleet: Fleet) -> None:
     assert "upgrade cachemgr" in machine.cachemgr("ls", code=12).stderr
     assert report["published"] is None
     assert sorted(path.name for path in machine.store.iterdir()) == ["layout.json"]
+
+
+def test_a_closed_stderr_does_not_stop_the_command(fleet: Fleet) -> None:
+    machine = fleet.machine("one")
+    words = [PYTHON, "-m", "cachemgr", "run", "--", PYTHON, "-c", "print('on')"]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" 2>&-', "sh", *words], env=machine.environ, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "on\n")
+
+
+@pytest.mark.parametrize("home", ["a file", "a broken link"])
+def test_a_home_that_cannot_be_one_does_not_stop_the_command(fleet: Fleet, home: str) -> None:
+    place = fleet.directory / "odd"
+    place.write_text("") if home == "a file" else place.symlink_to("/nowhere/at/all")
+    machine = fleet.machine("one", CACHEMGR_HOME=str(place))
+    report = machine.run(*fleet.command("f"))
+    assert report["exit_code"] == 0
+    assert "compiled f" in report["stderr"]
 
 
 def test_a_terminal_stays_a_terminal(fleet: Fleet) -> None:

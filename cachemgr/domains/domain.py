@@ -13,7 +13,7 @@ class Relocation:
     detach: Callable[[bytes, Collection[str]], bytes]
     attach: Callable[[bytes, str], bytes]
     needs_all: bool = False
-    """Whether its engine dies when something that the file names is missing, so that it is read at every look."""
+    """Whether its engine dies when something that the file names is missing, so that it is read before every start."""
 
 
 @dataclass(frozen=True)

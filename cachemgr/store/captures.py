@@ -150,6 +150,8 @@ class Removal(msgspec.Struct, frozen=True):
     """Bytes that go with the plan."""
     later: int
     """Bytes of layers that nothing refers to any more, and that are too young to be removed safely."""
+    before: float
+    """Layers that were modified after this time stay, whoever refreshed them since; in seconds since the epoch."""
 
 
 def plan_removal(store: Store, wanted: Iterable[Key], *, now: float, grace: float = GRACE_SECONDS) -> Removal:
@@ -170,7 +172,7 @@ def plan_removal(store: Store, wanted: Iterable[Key], *, now: float, grace: floa
     freed += sum(entry.size for entry in old)
     later = sum(entry.size for entry in loose) - sum(entry.size for entry in old)
     names = tuple(sorted(entry.name for entry in old))
-    return Removal(goners, tuple(sorted(set(hints))), tuple(sorted(manifests)), names, freed, later)
+    return Removal(goners, tuple(sorted(set(hints))), tuple(sorted(manifests)), names, freed, later, now - grace)
 
 
 def referenced(store: Store, *, without: set[Key]) -> set[Digest]:
@@ -192,8 +194,21 @@ def referenced(store: Store, *, without: set[Key]) -> set[Digest]:
 
 
 def remove(store: Store, plan: Removal) -> None:
-    """Carry out a plan: hints, manifests, layers. A crash in between leaves no manifest without its layers."""
-    for name in (*plan.hints, *plan.manifests, *plan.layers):
+    """Carry out a plan: hints, manifests, layers. A crash in between leaves no manifest without its layers.
+
+    Layers that somebody has come to need since the plan was made stay: a person may have looked at it for long.
+
+    Raises:
+        CorruptError: a capture cannot be read, so that nobody knows which layers it needs; they stay.
+    """
+    for name in (*plan.hints, *plan.manifests):
+        store.delete(name)
+    if not plan.layers:
+        return
+    needed = {layout.layer_name(layer) for layer in referenced(store, without=set())}
+    # Publishers refresh a layer before they refer to it, so its age is looked at last.
+    old = {entry.name for entry in store.scan(layout.LAYERS) if entry.modified <= plan.before}
+    for name in sorted(old.intersection(plan.layers) - needed):
         store.delete(name)
 
 

@@ -1,0 +1,580 @@
+"""Every shape that public reports show of a live tree or a local store, one row each: found, said, left out, harmless.
+
+The rows follow "Shapes for fixtures" of the failure log: torn vLLM, Inductor, Triton and modelinfos trees, what dead
+writers leave, files whose loading would run code, and symbolic links that lead elsewhere.
+"""
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cachemgr import heal, live
+from cachemgr.domains import TABLE, Target, by_name
+from cachemgr.domains.leftovers import ORPHANED_SECONDS
+from cachemgr.examine import UnfitError, examine, units_of
+from cachemgr.heal import Ailing
+from cachemgr.key import derive
+from cachemgr.observe import STAGE_PREFIX, scan
+from cachemgr.statcache import StatCache
+from cachemgr.store import Store, layout
+from cachemgr.store.captures import captures, plan_removal, remove
+from cachemgr.store.local import LocalStore
+from tests import trees
+from tests.machines import Machine, install_program, install_stand_in
+
+PYTHON = sys.executable
+NOW = trees.NOW_NS / 1e9
+AOT = f"torch_aot_compile/{trees.AOT_NAME}"
+INNER = f"{AOT}/inductor_cache"
+BACKBONE = f"{trees.TEN_HEX}/rank_0_0/backbone"
+ARTIFACTS = tuple(f"{BACKBONE}/artifact_compile_range_1_16384_subgraph_{number}" for number in range(2))
+INDEX = f"{BACKBONE}/vllm_compile_cache.py"
+KERNEL = trees.triton_key("one")
+DRIVER = trees.triton_key("driver")
+MODULE = trees.python_module("# AOT ID: ['0_inference']\nimport torch\nassert 'call '\n\n\n")[0]
+TUNED = MODULE.removesuffix(".py") + ".best_config"
+GRAPH = trees.content_entry("fxgraph/ke/fkey" + "a" * 48, b"\x80\x05 graph .")[0]
+GRAPH_UNIT = GRAPH.rpartition("/")[0]
+ENTRY = trees.content_entry("aotautograd/akey" + "b" * 48, b"\x80\x05 aot .")[0]
+HOST_KERNEL = "qa/cqa" + "b" * 49
+MODELINFO = "vllm-model_executor-models-llama-LlamaForCausalLM.json"
+DIED = "was left by a writer that died"
+
+Hurt = Callable[[Path], None]
+
+
+def cut(path: str, left: float = 0.5) -> Hurt:
+    """Keep only a share of a file."""
+
+    def hurt(directory: Path) -> None:
+        data = (directory / path).read_bytes()
+        trees.write(directory, {path: data[: int(len(data) * left)]})
+
+    return hurt
+
+
+def becomes(path: str, data: bytes) -> Hurt:
+    """Give a file other bytes."""
+    return lambda directory: trees.write(directory, {path: data})
+
+
+def lacks(path: str) -> Hurt:
+    """Take a file or a directory away."""
+
+    def hurt(directory: Path) -> None:
+        gone = directory / path
+        shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+
+    return hurt
+
+
+TORN: dict[str, tuple[str, Hurt, str, str]] = {
+    "vLLM: empty model": ("torch_compile", becomes(f"{AOT}/rank_0_0/model", b""), AOT, "is empty"),
+    "vLLM: cut model": ("torch_compile", becomes(f"{AOT}/rank_1_0/model", b"\x80\x05cut"), AOT, "is cut off"),
+    "vLLM: cut index": ("torch_compile", cut(INDEX), trees.TEN_HEX, "is no complete Python literal"),
+    "vLLM: empty index": ("torch_compile", becomes(INDEX, b""), trees.TEN_HEX, "is empty"),
+    "vLLM: index of zeros": ("torch_compile", becomes(INDEX, b"\0" * 90), trees.TEN_HEX, "is no complete Python lit"),
+    "vLLM: index names a missing artifact": ("torch_compile", lacks(ARTIFACTS[0]), trees.TEN_HEX, "is not beside it"),
+    "vLLM: index names a missing directory": ("torch_compile", lacks(ARTIFACTS[1]), trees.TEN_HEX, "is not beside it"),
+    "vLLM: artifacts without an index": ("torch_compile", lacks(INDEX), trees.TEN_HEX, "has artifacts and no index"),
+    "vLLM: empty artifact": ("torch_compile", becomes(ARTIFACTS[0], b""), trees.TEN_HEX, "is empty"),
+    "vLLM: cut factors": (
+        "torch_compile",
+        cut(f"{BACKBONE}/cache_key_factors.json"),
+        trees.TEN_HEX,
+        "no complete JSON",
+    ),
+    "vLLM: cut wrapper in an unpacked artifact": (
+        "torch_compile",
+        becomes(f"{ARTIFACTS[1]}/bb/cbb{'d' * 48}.py", b"def broken(:\n"),
+        trees.TEN_HEX,
+        "is no complete Python file",
+    ),
+    "vLLM: kernel without binary in an unpacked artifact": (
+        "torch_compile",
+        lacks(f"{ARTIFACTS[1]}/triton/0/{trees.triton_key('unpacked')}/add_kernel.cubin"),
+        trees.TEN_HEX,
+        "has no binary",
+    ),
+    "vLLM: cut object in inductor_cache": ("torch_compile", cut(f"{INNER}/{HOST_KERNEL}.main.so"), AOT, "is cut off"),
+    "vLLM: wrong bytes in inductor_cache": (
+        "torch_compile",
+        becomes(f"{INNER}/{ENTRY}x", b"x"),
+        AOT,
+        "has other bytes",
+    ),
+    "old vLLM: cut wrapper below rank": (
+        "torch_compile",
+        becomes(f"0123456789/rank_0_0/inductor_cache/ab/cab{'e' * 48}.py", b"x = (\n"),
+        "0123456789",
+        "is no complete Python file",
+    ),
+    "old vLLM: cut wrapper below the hash": (
+        "torch_compile",
+        becomes(f"0123456789/inductor_cache/ab/{'e' * 51}.py", b"x = (\n"),
+        "0123456789",
+        "is no complete Python file",
+    ),
+    "old vLLM: empty library in triton_cache": (
+        "torch_compile",
+        becomes(f"0123456789/rank_0_0/triton_cache/{'C' * 52}/cuda_utils.so", b""),
+        "0123456789",
+        "is no ELF file",
+    ),
+    "Inductor: cut .best_config": ("inductor", cut(TUNED), MODULE.removesuffix(".py"), "is no complete JSON"),
+    "Inductor: cut wrapper": ("inductor", becomes(MODULE, b"x = (\n"), MODULE[:-3], "is no complete Python file"),
+    "Inductor: empty wrapper": ("inductor", becomes(MODULE, b""), MODULE[:-3], "is empty"),
+    "Inductor: FX graph of another name": ("inductor", becomes(GRAPH, b"\x80\x05."), GRAPH_UNIT, "has other bytes"),
+    "Inductor: AOTAutograd entry cut": ("inductor", cut(ENTRY), ENTRY.rpartition("/")[0], "has other bytes"),
+    "Inductor: AOTAutograd entry emptied": ("inductor", becomes(ENTRY, b""), ENTRY.rpartition("/")[0], "other bytes"),
+    "Inductor: cut host kernel": ("inductor", cut(f"{HOST_KERNEL}.main.so"), HOST_KERNEL, "is cut off"),
+    "Inductor: empty source": ("inductor", becomes(f"{HOST_KERNEL}.main.cpp", b""), HOST_KERNEL, "is empty"),
+    "Inductor: cut tuning results": ("inductor", cut("cache/44136fa3"), "cache/44136fa3", "is no complete JSON"),
+    "Inductor: kernel inside without binary": (
+        "inductor",
+        lacks(f"triton/0/{trees.triton_key('inside')}/add_kernel.cubin"),
+        f"triton/0/{trees.triton_key('inside')}",
+        "has no binary",
+    ),
+    "Triton: cut group": ("triton", cut(f"{KERNEL}/__grp__add_kernel.json"), KERNEL, "is no complete JSON"),
+    "Triton: empty group": ("triton", becomes(f"{KERNEL}/__grp__add_kernel.json", b""), KERNEL, "is no complete JSON"),
+    "Triton: no group": ("triton", lacks(f"{KERNEL}/__grp__add_kernel.json"), KERNEL, "binary and no group file"),
+    "Triton: missing cubin": ("triton", lacks(f"{KERNEL}/add_kernel.cubin"), KERNEL, "has no binary"),
+    "Triton: missing stage": ("triton", lacks(f"{KERNEL}/add_kernel.ttir"), KERNEL, "is not beside it"),
+    "Triton: cut cubin": ("triton", cut(f"{KERNEL}/add_kernel.cubin"), KERNEL, "is cut off"),
+    "Triton: cut metadata": ("triton", cut(f"{KERNEL}/add_kernel.json"), KERNEL, "is no complete JSON"),
+    "Triton: empty ptx": ("triton", becomes(f"{KERNEL}/add_kernel.ptx", b""), KERNEL, "is empty"),
+    "Triton: cut driver module": (
+        "triton",
+        cut(f"{DRIVER}/cuda_utils.cpython-311-x86_64-linux-gnu.so"),
+        DRIVER,
+        "is cut off",
+    ),
+    "Triton: old directory name, cut group": (
+        "triton",
+        becomes(f"{'ab' * 16}/__grp__add.json", b'{"child_paths": {'),
+        "ab" * 16,
+        "is no complete JSON",
+    ),
+    "modelinfos: cut": ("modelinfos", cut(MODELINFO), MODELINFO, "is no complete JSON"),
+    "modelinfos: empty": ("modelinfos", becomes(MODELINFO, b""), MODELINFO, "is no complete JSON"),
+}
+
+
+def target(name: str, root: Path, *, ours: bool = True) -> Target:
+    domain = by_name(name)
+    assert domain is not None
+    return Target(domain, str(root / name), ours)
+
+
+def look(root: Path, *, ours: bool = True, now_ns: int = trees.NOW_NS) -> list[Ailing]:
+    return heal.look(trees.targets(root, ours=ours), StatCache({}), now_ns=now_ns)
+
+
+def damage(found: list[Ailing]) -> list[tuple[str, str, str]]:
+    """Domain, unit and reason of what is damaged; left-overs are another matter."""
+    return [
+        (each.target.domain.name, fault.unit, fault.reason)
+        for each in found
+        for fault in each.faults
+        if fault.reason != DIED
+    ]
+
+
+def travelling(root: Path) -> dict[str, tuple[str, str]]:
+    """Every file below `root` that travels: its path, with its domain and unit."""
+    return {
+        f"{domain.name}/{path}": (domain.name, domain.unit_of(path))
+        for domain in TABLE
+        for path in scan(str(root / domain.name), domain.travels)
+    }
+
+
+def restored(store: Store, root: Path) -> dict[str, bytes]:
+    found = trees.look_up(store)
+    assert found.result == "exact"
+    assert trees.restore_found(store, found, trees.targets(root)).reasons == ()
+    return trees.read(root)
+
+
+# Torn units.
+
+
+@pytest.mark.parametrize("shape", TORN)
+def test_a_torn_unit_is_found_left_out_of_captures_and_poisons_nothing(shape: str, tmp_path: Path) -> None:
+    domain, hurt, unit, said = TORN[shape]
+    room, store = tmp_path / "room", LocalStore(tmp_path / "store")
+    trees.build(room)
+    hurt(room / domain)
+    ((where, what, why),) = damage(look(room))
+    assert (where, what) == (domain, unit)
+    assert said in why
+    published = trees.publish_trees(store, trees.live(room))
+    assert [(refused.domain, refused.unit) for refused in published.refused] == [(domain, unit)]
+    assert said in published.refused[0].reason
+    wanted = {path for path, owner in travelling(room).items() if owner != (domain, unit)}
+    assert restored(store, tmp_path / "other").keys() == wanted
+
+
+@pytest.mark.parametrize("shape", TORN)
+def test_a_torn_unit_is_set_aside_and_its_neighbours_stay_as_they_are(shape: str, tmp_path: Path) -> None:
+    domain, hurt, unit, said = TORN[shape]
+    trees.build(tmp_path)
+    hurt(tmp_path / domain)
+    torn = {path for path, owner in travelling(tmp_path).items() if owner == (domain, unit)}
+    before = trees.state(tmp_path)
+    found = look(tmp_path, ours=False)
+    (line,) = [line for each in found for line in heal.set_aside(each, "launch-9")]
+    assert line.startswith(f"set aside {domain} {unit}: ")
+    assert said in line
+    assert not torn & trees.read(tmp_path).keys()
+    aside = trees.read(tmp_path / domain / f"{STAGE_PREFIX}aside-launch-9")
+    assert {f"{domain}/{path}" for path in aside} == torn, "kept as evidence"
+    after = trees.state(tmp_path)
+    files = {path for path, row in before.items() if row[3]} - torn
+    assert {path: after[path] for path in files} == {path: before[path] for path in files}
+    assert damage(look(tmp_path)) == []
+
+
+@pytest.mark.parametrize("shape", TORN)
+def test_examining_a_torn_unit_says_that_it_is_damaged(shape: str, tmp_path: Path) -> None:
+    domain, hurt, unit, said = TORN[shape]
+    trees.build(tmp_path)
+    hurt(tmp_path / domain)
+    place = target(domain, tmp_path)
+    tree = trees.tree_of(place.domain, place.directory)
+    with pytest.raises(UnfitError, match=said) as caught:
+        examine(tree, unit, units_of(place.domain, tree.seen)[unit], StatCache({}), now_ns=trees.NOW_NS)
+    assert caught.value.damaged
+
+
+def test_whole_trees_of_every_layout_are_healthy_and_travel(tmp_path: Path) -> None:
+    room, store = tmp_path / "room", LocalStore(tmp_path / "store")
+    trees.build(room)
+    wrapper, text = trees.python_module("assert 'old'\n")
+    old = {
+        f"0123456789/rank_0_0/inductor_cache/{wrapper}": text,
+        f"0123456789/rank_0_0/triton_cache/{'C' * 52}/cuda_utils.so": trees.elf("old"),
+        f"abcdef0123/inductor_cache/{wrapper}": text,
+        "abcdef0123/rank_0_0_dev1/backbone/computation_graph.py": b"class GraphModule: ...\n",
+    }
+    trees.write(room / "torch_compile", old)
+    trees.triton_kernel(room / "triton", "old")
+    (room / "triton" / trees.triton_key("old")).rename(room / "triton" / ("cd" * 16))
+    assert damage(look(room)) == []
+    assert trees.publish_trees(store, trees.live(room)).refused == ()
+    there = restored(store, tmp_path / "other")
+    assert there.keys() == travelling(room).keys()
+    assert {path for path in there if path.startswith("torch_compile/")} >= {f"torch_compile/{path}" for path in old}
+    assert damage(look(tmp_path / "other")) == []
+
+
+def test_names_that_no_layout_has_are_neither_judged_nor_captured(tmp_path: Path) -> None:
+    room, store = tmp_path / "room", LocalStore(tmp_path / "store")
+    strange = {"torch_compile/dummy_cache/x.py": b"x = (\n", "torch_compile/nothex/model": b"", "triton/x": b""}
+    trees.write(room, strange)
+    assert look(room) == []
+    assert trees.publish_trees(store, trees.live(room)).capture is None
+
+
+@pytest.mark.parametrize("torn", [0, 41, 99])
+def test_one_torn_unit_of_a_hundred_leaves_ninety_nine(torn: int, tmp_path: Path) -> None:
+    room, store = tmp_path / "room", LocalStore(tmp_path / "store")
+    keys = [trees.triton_kernel(room / "triton", f"kernel {number}") for number in range(100)]
+    cut(f"{keys[torn]}/add_kernel.cubin")(room / "triton")
+    (ailing,) = look(room)
+    assert [fault.unit for fault in ailing.faults] == [keys[torn]]
+    published = trees.publish_trees(store, trees.live(room))
+    assert [refused.unit for refused in published.refused] == [keys[torn]]
+    assert published.files == 99 * 8
+    there = restored(store, tmp_path / "other")
+    assert {path.split("/")[1] for path in there} == set(keys) - {keys[torn]}
+    heal.set_aside(ailing, "launch-9")
+    assert look(room) == []
+    assert restored(store, room).keys() >= there.keys(), "what was whole is in place"
+
+
+def test_an_artifact_that_vanishes_after_its_index_was_remembered_is_found(tmp_path: Path) -> None:
+    trees.torch_compile(tmp_path / "torch_compile")
+    remembered = StatCache({})
+    places = [target("torch_compile", tmp_path, ours=False)]
+    assert heal.look(places, remembered, now_ns=trees.NOW_NS) == []
+    lacks(ARTIFACTS[0])(tmp_path / "torch_compile")
+    ((_where, what, _why),) = damage(heal.look(places, remembered, now_ns=trees.NOW_NS))
+    assert what == trees.TEN_HEX
+
+
+def test_a_cache_that_was_moved_is_healthy_though_its_paths_are_stale(tmp_path: Path) -> None:
+    trees.torch_compile(tmp_path / "torch_compile", named_in="/somewhere/else")
+    trees.triton(tmp_path / "triton", named_in="/somewhere/else")
+    assert damage(look(tmp_path)) == []
+
+
+# What writers leave behind.
+
+LEFT_OVERS = [
+    f"torch_compile/{AOT}/rank_0_0/model.4242.tmp",
+    "inductor/qa/.4242.140.tmp",
+    f"triton/{KERNEL}/tmp.pid_4242_ab-cd/add_kernel.ptx",
+    "triton/tmp.pid_4242_ff/add_kernel.ptx",
+    f"triton/{KERNEL}/add_kernel.ptx.tmp.pid_4242_3",
+    "inductor/.staging_4242/kernel.cu",
+    "triton/.staging_4242/kernel.cu",
+]
+
+
+@pytest.mark.parametrize("path", LEFT_OVERS)
+def test_a_left_over_stays_while_its_writer_may_live_goes_when_it_is_old_and_never_travels(
+    path: str, tmp_path: Path
+) -> None:
+    room, store = tmp_path / "room", LocalStore(tmp_path / "store")
+    trees.write(room, {path: b"half"})
+    born = (room / path).stat().st_mtime_ns
+    young, old = (born + int(share * ORPHANED_SECONDS * 1e9) for share in (0.9, 1.1))
+    assert look(room, now_ns=young) == []
+    assert look(room, ours=False, now_ns=old) == [], "in a directory of the user's we know too little"
+    (ailing,) = look(room, now_ns=old)
+    assert [fault.reason for fault in ailing.faults] == [DIED]
+    assert trees.publish_trees(store, trees.live(room)).capture is None
+    (line,) = heal.set_aside(ailing, "launch-9")
+    assert line.endswith(DIED)
+    assert not (room / path).exists()
+
+
+@pytest.mark.parametrize("path", ["locks/cabc.lock", "qa/cqa.lock", "precompiled_headers/c1.h.gch", "tmp/work"])
+def test_locks_and_facts_of_one_machine_are_left_alone(path: str, tmp_path: Path) -> None:
+    room, store = tmp_path / "room", LocalStore(tmp_path / "store")
+    trees.write(room / "inductor", {path: b""})
+    assert look(room) == []
+    assert trees.publish_trees(store, trees.live(room)).capture is None
+
+
+# Files that run code when they are loaded.
+
+
+class _Trip:
+    """Unpickled, it runs a command."""
+
+    def __init__(self, marker: Path) -> None:
+        self._marker = marker
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.system, (f"touch '{self._marker}'",)
+
+
+@pytest.fixture
+def marker(tmp_path: Path) -> Path:
+    return tmp_path / "marker"
+
+
+@pytest.fixture
+def tripwires(tmp_path: Path, marker: Path) -> dict[str, bytes]:
+    """An Inductor directory in which every file would make the marker when it is loaded; proven to."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    source, built = tmp_path / "trip.c", tmp_path / "trip.so"
+    source.write_text(
+        f'#include <stdlib.h>\n__attribute__((constructor)) void trip(void) {{ system("touch {marker}"); }}\n'
+    )
+    subprocess.run([compiler, "-shared", "-fPIC", "-w", "-o", str(built), str(source)], check=True)
+    bomb = pickle.dumps(_Trip(marker))
+    wrapper, text = trees.python_module(f"open({str(marker)!r}, 'w').close()\n")
+    files = dict(
+        [
+            (wrapper, text),
+            (f"{HOST_KERNEL}.main.so", built.read_bytes()),
+            trees.content_entry("aotautograd/a" + "c" * 51, bomb),
+            trees.content_entry("fxgraph/kf/f" + "c" * 51, bomb),
+        ]
+    )
+    loads = {
+        "import runpy, sys; runpy.run_path(sys.argv[1])": text,
+        "import ctypes, sys; ctypes.CDLL(sys.argv[1])": built.read_bytes(),
+        "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))": bomb,
+    }
+    for code, data in loads.items():
+        (tmp_path / "loaded").write_bytes(data)
+        subprocess.run([PYTHON, "-c", code, str(tmp_path / "loaded")], check=True)
+        assert marker.exists(), "no tripwire"
+        marker.unlink()
+    return files
+
+
+def test_the_commands_load_nothing_that_they_handle(tmp_path: Path, tripwires: dict[str, bytes], marker: Path) -> None:
+    trees.write(tmp_path / "made", tripwires)
+    variables = install_stand_in(tmp_path)
+    copy = (
+        "import os, shutil, sys\n"
+        "root = os.environ['TORCHINDUCTOR_CACHE_DIR']\n"
+        f"if not os.path.isdir(root): shutil.copytree({str(tmp_path / 'made')!r}, root)\n"
+        "for top, _dirs, names in os.walk(root):\n"
+        "    for name in names: open(os.path.join(top, name), 'rb').read()\n"
+    )
+    one, two = (Machine(tmp_path / name, tmp_path / "store", variables) for name in ("one", "two"))
+    cold = one.run(PYTHON, "-c", copy)
+    assert cold["added"]["inductor"] == len(tripwires)
+    assert cold["published"] is not None
+    warm = two.run(PYTHON, "-c", copy)
+    assert (warm["result"], warm["verdict"], warm["restored_files"]) == ("exact", "used", len(tripwires))
+    again = two.run(PYTHON, "-c", copy)
+    assert again["present_files"] == len(tripwires), "checked in place"
+    key = cold["key"]
+    two.cachemgr("ls")
+    two.cachemgr("show", "--files", key)
+    two.json("show", key)
+    two.cachemgr("size")
+    two.cachemgr("lookup", "--", PYTHON, "-c", copy)
+    two.cachemgr("rm", "--dry-run", key)
+    two.cachemgr("rm", "-y", key)
+    assert not marker.exists()
+
+
+def test_no_journey_loads_what_it_handles(tmp_path: Path, tripwires: dict[str, bytes], marker: Path) -> None:
+    room, store = tmp_path / "room", LocalStore(tmp_path / "store")
+    trees.write(room / "inductor", tripwires)
+    bomb = pickle.dumps(_Trip(marker))
+    trees.write(room / "torch_compile", {f"{AOT}/rank_0_0/model": bomb, f"{BACKBONE}/artifact_x": bomb})
+    index = f"__import__('os').system('touch {marker}')".encode()
+    trees.write(room / "torch_compile", {"0123456789/rank_0_0/backbone/vllm_compile_cache.py": index})
+    trees.write(room / "torch_compile", {f"{AOT}/inductor_cache/{path}": data for path, data in tripwires.items()})
+    trees.triton_kernel(room / "triton", "one")
+    trees.write(room / "triton", {f"{KERNEL}/cuda_utils.so": tripwires[f"{HOST_KERNEL}.main.so"]})
+    found = look(room)
+    assert {unit for _domain, unit, _why in damage(found)} == {trees.TEN_HEX, "0123456789"}
+    published = trees.publish_trees(store, trees.live(room))
+    assert {refused.unit for refused in published.refused} == {trees.TEN_HEX, "0123456789"}
+    there = restored(store, tmp_path / "other")
+    assert there[f"torch_compile/{AOT}/rank_0_0/model"] == bomb
+    look(tmp_path / "other")
+    for each in found:
+        heal.set_aside(each, "launch-9")
+    remove(store, plan_removal(store, [derive(trees.FACTORS)], now=NOW))
+    assert not marker.exists()
+
+
+# Symbolic links that lead elsewhere.
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """Somebody else's files, which look like a cache."""
+    trees.write(tmp_path / "outside", {"precious.txt": b"mine", f"{'E' * 52}/add.json": b"{", "model.1.tmp": b"half"})
+    trees.triton_kernel(tmp_path / "outside", "outside")
+    return tmp_path / "outside"
+
+
+def link_out(root: Path, outside: Path) -> None:
+    """Links of every kind out of a live root."""
+    (root / "triton").mkdir(parents=True, exist_ok=True)
+    (root / "inductor").mkdir(exist_ok=True)
+    (root / "modelinfos").symlink_to(outside)
+    (root / "triton" / ("F" * 52)).symlink_to(outside)
+    (root / "triton" / ("G" * 52)).mkdir()
+    (root / "triton" / ("G" * 52) / "precious.json").symlink_to(outside / "precious.txt")
+    (root / "inductor" / "aotautograd").symlink_to(outside)
+    (root / "inductor" / "dangling").symlink_to(outside / "nowhere")
+
+
+def test_links_out_of_a_live_root_are_not_followed_by_look_or_publish(tmp_path: Path, outside: Path) -> None:
+    room, store = tmp_path / "room", LocalStore(tmp_path / "store")
+    link_out(room, outside)
+    before = trees.state(outside)
+    trees.triton_kernel(room / "triton", "one")
+    # A domain's own directory may be a link: that is how users move it.
+    seen = [found for found in look(room) if found.target.domain.name != "modelinfos"]
+    assert seen == []
+    trees.publish_trees(store, [tree for tree in trees.live(room) if tree.domain.name != "modelinfos"])
+    assert {path.split("/")[1] for path in restored(store, tmp_path / "other")} == {KERNEL}
+    assert trees.state(outside) == before
+
+
+def test_a_restore_does_not_write_through_a_link_out_of_the_live_root(tmp_path: Path, outside: Path) -> None:
+    room, store = tmp_path / "room", LocalStore(tmp_path / "store")
+    trees.build(tmp_path / "made")
+    trees.publish_trees(store, trees.live(tmp_path / "made"))
+    (room / "triton").mkdir(parents=True)
+    (room / "triton" / KERNEL).symlink_to(outside)
+    (room / "inductor").mkdir()
+    for name in ("aotautograd", "fxgraph", "qa"):
+        (room / "inductor" / name).symlink_to(outside)
+    before = trees.state(outside)
+    outcome = trees.restore_found(store, trees.look_up(store), trees.targets(room))
+    assert trees.state(outside) == before
+    assert outcome.files > 0, "the others are restored"
+    assert (room / "inductor" / "qa").is_symlink()
+    assert f"qa/{HOST_KERNEL}.main.so" not in outcome.offered["inductor"]
+
+
+def test_a_private_live_directory_goes_without_what_its_links_lead_to(tmp_path: Path, outside: Path) -> None:
+    key = derive(trees.FACTORS)
+    environ = {"VLLM_CACHE_ROOT": str(tmp_path / "root"), "TMPDIR": str(tmp_path)}
+    before = trees.state(outside)
+    room = live.enter(environ, TABLE[1:3], key, "launch-1", purpose="compiling", alone=True, now=NOW, notes=[])
+    own = Path(room.targets[0].directory).parent
+    link_out(own, outside)
+    room.leave(in_use=False)
+    assert not own.exists()
+    assert trees.state(outside) == before
+
+
+def test_links_out_of_a_store_are_neither_listed_nor_removed(tmp_path: Path, outside: Path) -> None:
+    place = tmp_path / "store"
+    store = LocalStore(place)
+    trees.publish_trees(store, trees.build(tmp_path / "room"))
+    key = derive(trees.FACTORS)
+    (capture,) = captures(store, key, [])
+    manifest = layout.manifest_name(key, capture.digest)
+    shutil.copy(place / manifest, outside / "stolen.json.zst")
+    (place / manifest).parent.joinpath("ab" * 32 + ".json.zst").symlink_to(outside / "stolen.json.zst")
+    (place / "artifacts" / ("k1-" + "0" * 32)).symlink_to(outside)
+    (place / "layers" / "sha256" / "00").symlink_to(outside)
+    (place / "entries" / "link").symlink_to(outside)
+    before = trees.state(outside)
+    assert {entry.name for entry in store.scan("artifacts/")} == {manifest}
+    assert [found.digest for found in captures(store, key, [])] == [capture.digest]
+    remove(store, plan_removal(store, [key], now=NOW, grace=0))
+    assert captures(store, key, []) == ()
+    assert trees.state(outside) == before
+    assert (place / "artifacts" / ("k1-" + "0" * 32)).is_symlink(), "not ours to remove"
+
+
+def test_rm_leaves_what_links_in_the_store_lead_to(tmp_path: Path, outside: Path) -> None:
+    machine = Machine(tmp_path / "one", tmp_path / "store", install_stand_in(tmp_path))
+    report = machine.run(PYTHON, install_program(tmp_path), "f")
+    (machine.store / "layers" / "sha256" / "00").symlink_to(outside)
+    (machine.store / "launches" / "link").symlink_to(outside)
+    before = trees.state(outside)
+    machine.cachemgr("rm", "-y", report["key"])
+    assert json.loads(machine.cachemgr("ls", "--json").stdout)["artifacts"] == []
+    assert trees.state(outside) == before
+
+
+def test_a_torn_unit_behind_a_link_does_not_hide_the_units_of_the_room(tmp_path: Path, outside: Path) -> None:
+    link_out(tmp_path / "room", outside)
+    cut_one = target("triton", tmp_path / "room")
+    trees.triton_kernel(cut_one.directory, "one")
+    cut(f"{KERNEL}/add_kernel.json")(Path(cut_one.directory))
+    before = trees.state(outside)
+    (ailing,) = heal.look([cut_one], StatCache({}), now_ns=trees.NOW_NS)
+    heal.set_aside(ailing, "launch-9")
+    assert [fault.unit for fault in ailing.faults] == [KERNEL]
+    assert trees.state(outside) == before
+
+
+def test_a_unit_is_whole_whatever_order_its_files_are_listed_in(tmp_path: Path) -> None:
+    trees.triton_kernel(tmp_path / "triton", "one")
+    place = target("triton", tmp_path)
+    tree = trees.tree_of(place.domain, place.directory)
+    paths = units_of(place.domain, tree.seen)[KERNEL]
+    forward, backward = (
+        examine(tree, KERNEL, order, StatCache({}), now_ns=trees.NOW_NS) for order in (paths, paths[::-1])
+    )
+    assert set(forward.files) == set(backward.files)
