@@ -58,6 +58,20 @@ def test_an_orphan_that_never_ends_does_not_hold_the_launch(machine: Machine) ->
     os.kill(orphan, signal.SIGKILL)
 
 
+def test_what_an_orphan_still_writes_is_left_out_and_the_rest_captured(machine: Machine, tmp_path: Path) -> None:
+    program = install_program(tmp_path)
+    writer = 'while :; do date +%N >>"$TORCHINDUCTOR_CACHE_DIR/ab/cmoving.txt"; sleep 0.1; done'
+    shell = (
+        f'mkdir -p "$TORCHINDUCTOR_CACHE_DIR/ab"; ({writer}) >/dev/null 2>&1 & echo $! >pid; "{PYTHON}" "{program}" f'
+    )
+    report = machine.run("sh", "-c", shell)
+    os.kill(int((machine.root / "pid").read_text()), signal.SIGKILL)
+    assert any("still running" in reason for reason in report["reasons"])
+    (capture,) = machine.json("show", report["key"])["captures"]
+    (section,) = capture["layers"][0]["sections"]
+    assert [unit["name"].split("/")[0] for unit in section["units"]] == ["aotautograd"]
+
+
 def test_orphans_do_not_stay_zombies(machine: Machine) -> None:
     shell = "for i in 1 2 3; do (sh -c 'sleep 0.1 & echo $! >>pids' >/dev/null 2>&1 &); done; sleep 1; cat pids"
     process = machine.start("run", "--", "sh", "-c", f"{shell}; sleep 3")

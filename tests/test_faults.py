@@ -463,6 +463,51 @@ def test_an_open_mount_root_is_normal(fleet: Fleet) -> None:
     assert fleet.machine("two", VLLM_CACHE_ROOT=str(root)).run(*fleet.command("f"))["verdict"] == "used"
 
 
+def in_a_namespace(script: str) -> list[str]:
+    """Words that run SCRIPT with its arguments in a mount namespace of its own, where this user may make one."""
+    words = ["unshare", "--mount", "sh", "-c"]
+    if subprocess.run([*words, "mount -t tmpfs tmpfs /mnt"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine does not let us mount anything")
+    return [*words, script]
+
+
+def test_a_store_on_a_read_only_mount_is_read(fleet: Fleet) -> None:
+    fleet.machine("one").run(*fleet.command("f"))
+    machine = fleet.machine("two")
+    machine.make_places()
+    bind = f'mount --bind "{machine.store}" "{machine.store}"'
+    script = f'{bind} && mount -o remount,ro,bind "{machine.store}" && exec "$0" "$@"'
+    words = [*in_a_namespace(script), PYTHON, "-m", "cachemgr", "run", "--report", "r.json", "--", *fleet.command("f")]
+    done = subprocess.run(words, env=machine.environ, cwd=machine.root, capture_output=True, text=True, check=False)
+    report = json.loads((machine.root / "r.json").read_text())
+    assert (done.returncode, report["result"], report["verdict"]) == (0, "exact", "used"), done.stderr
+    assert report["errors"] == {"recording": 1}
+    assert "Read-only file system" in done.stderr
+
+
+def test_a_live_root_on_a_network_moves_to_local_scratch(fleet: Fleet) -> None:
+    """The mount table of the launch says that its root is on NFS; everything else is as it is."""
+    fleet.machine("one").run(*fleet.command("f"))
+    root = fleet.directory / "network"
+    root.mkdir()
+    table = fleet.directory / "mountinfo"
+    table.write_text(
+        "22 1 254:0 / / rw shared:1 - ext4 /dev/vda rw\n"
+        f"30 22 0:26 / {root} rw shared:2 - nfs4 server:/export rw,vers=4.2\n"
+    )
+    machine = fleet.machine("two", VLLM_CACHE_ROOT=str(root))
+    machine.make_places()
+    words = in_a_namespace(f'mount --bind "{table}" /proc/$$/mountinfo && exec "$0" "$@"')
+    command = [PYTHON, "-m", "cachemgr", "run", "--report", "r.json", "--", *fleet.command("f")]
+    done = subprocess.run(
+        [*words, *command], env=machine.environ, cwd=machine.root, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{root} is on nfs4, so {machine.tmp}/cachemgr-" in done.stderr
+    assert json.loads((machine.root / "r.json").read_text())["verdict"] == "used"
+    assert list(root.iterdir()) == []
+
+
 # Full disks.
 
 
