@@ -20,6 +20,8 @@ import pytest
 from tests import preload, trees
 from tests.machines import Fleet, Machine
 
+pytestmark = pytest.mark.slow
+
 PYTHON = sys.executable
 ROOT = Path(__file__).parent.parent
 MakeDisk = Callable[[int], Path]
@@ -62,7 +64,6 @@ def test_a_store_that_hangs_costs_the_deadline_once_and_is_then_left_alone(fleet
 # Locks that lie, and many at once.
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("locks", [None, "flock does nothing", "flock is missing", "flock finds no locks"])
 def test_eight_cold_launches_on_one_root_leave_one_warm_artifact(fleet: Fleet, locks: str | None) -> None:
     variables = {} if locks is None else preload.library(locks, fleet.directory)
@@ -81,7 +82,6 @@ def test_eight_cold_launches_on_one_root_leave_one_warm_artifact(fleet: Fleet, l
     assert [entry.name for entry in live.iterdir() if "." in entry.name] == [], "private directories are gone"
 
 
-@pytest.mark.slow
 def test_launches_of_different_keys_at_once_do_not_meet(fleet: Fleet) -> None:
     machine = fleet.machine("one")
     machine.make_places()
@@ -95,7 +95,6 @@ def test_launches_of_different_keys_at_once_do_not_meet(fleet: Fleet) -> None:
         assert (warm["result"], warm["added"]["inductor"]) == ("exact", 0)
 
 
-@pytest.mark.slow
 def test_eight_warm_launches_share_one_directory(fleet: Fleet) -> None:
     fleet.machine("one").run(*fleet.command("f", "sleep=0.5"))
     machine = fleet.machine("two")
@@ -114,7 +113,6 @@ def test_eight_warm_launches_share_one_directory(fleet: Fleet) -> None:
 # Long-lived commands.
 
 
-@pytest.mark.slow
 def test_a_command_that_runs_on_is_captured_after_its_ready_sign(fleet: Fleet) -> None:
     machine = fleet.machine("one")
     ready = fleet.directory / "ready"

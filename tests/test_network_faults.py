@@ -32,6 +32,8 @@ from tests.stores import Faulty, Late, Nameless, Slow, Stale, contents
 from tests.test_capture import LAUNCH
 from tests.test_store_local import aged
 
+pytestmark = pytest.mark.slow
+
 PYTHON = sys.executable
 ROOT = Path(__file__).parent.parent
 KEY = derive(trees.FACTORS)

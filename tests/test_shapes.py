@@ -29,6 +29,8 @@ from cachemgr.store.local import LocalStore
 from tests import trees
 from tests.machines import Machine, install_program, install_stand_in
 
+pytestmark = pytest.mark.slow
+
 PYTHON = sys.executable
 NOW = trees.NOW_NS / 1e9
 AOT = f"torch_aot_compile/{trees.AOT_NAME}"
