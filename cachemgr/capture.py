@@ -265,17 +265,17 @@ def _order_fault(section: Section) -> str | None:
         if not seen.isdisjoint(paths):
             return f"unit {unit.name} repeats a file of another unit"
         seen.update(paths)
-        for path in paths:
-            _add_ancestors(path, directories)
+        for parent in {path.rpartition("/")[0] for path in paths}:
+            _add(parent, directories)
     clash = seen & directories
     return f"`{min(clash)}` is a file and a directory" if clash else None
 
 
-def _add_ancestors(path: str, directories: set[str]) -> None:
-    end = path.rfind("/")
-    while end > 0 and path[:end] not in directories:
-        directories.add(path[:end])
-        end = path.rfind("/", 0, end)
+def _add(directory: str, directories: set[str]) -> None:
+    """Add a directory and those above it, up to the first that is known."""
+    while directory and directory not in directories:
+        directories.add(directory)
+        directory = directory.rpartition("/")[0]
 
 
 def _file_fault(file: File) -> str | None:

@@ -27,7 +27,8 @@ def travels(path: str) -> bool:
     return (
         parts[0] not in _STAYS
         and "__pycache__" not in parts
-        and not any(part.startswith(".") for part in parts)
+        and "/." not in path
+        and not path.startswith(".")
         and not (name.startswith("tmp") and len(name) < _HASH_LENGTH)
         and not name.endswith((".lock", ".tmp", ".pyc", ".gch", ".pch"))
     )
