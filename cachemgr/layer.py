@@ -33,6 +33,7 @@ time and 15 MB less memory than level 10 alone, at equal size (`benchmarks/`).""
 _END = b"\0" * (2 * BLOCK)
 _PIECES_IN_FLIGHT = 8
 _USTAR_MAX_SIZE = 8**11
+_USTAR_NAME = 100
 
 
 class Source(Protocol):
@@ -57,7 +58,7 @@ def links_in(unit: Unit) -> dict[str, str]:
     without its neighbours (across units the compression window does the same). Relocated files are never linked,
     because they are equal only until they are placed.
     """
-    if len(unit.files) == 1:
+    if len({file.digest for file in unit.files}) == len(unit.files):
         return {}
     first: dict[tuple[Digest, int, int | None], str] = {}
     links: dict[str, str] = {}
@@ -124,6 +125,9 @@ def header(domain: str, file: File, link: str | None) -> bytes:
 
 def header_size(domain: str, file: File, link: str | None) -> int:
     """Bytes that `header` takes, from the lengths alone: building it costs more than placing a small file."""
+    short = len(domain) + len(file.path) < _USTAR_NAME and file.path.isascii() and domain.isascii()
+    if short and link is None and file.size < _USTAR_MAX_SIZE:
+        return BLOCK
     records = _pax_record("path", f"{domain}/{file.path}")
     if link is not None:
         records += _pax_record("linkpath", f"{domain}/{link}")
@@ -134,7 +138,7 @@ def header_size(domain: str, file: File, link: str | None) -> int:
 
 def _pax_record(keyword: str, value: str) -> int:
     """Bytes of one PAX record, or 0 where ustar's 100 ASCII bytes are enough (`tarfile.TarInfo.create_pax_header`)."""
-    if value.isascii() and len(value) <= 100:
+    if value.isascii() and len(value) <= _USTAR_NAME:
         return 0
     return _pax_length(len(f" {keyword}=\n") + len(value.encode()))
 

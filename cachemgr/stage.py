@@ -18,6 +18,7 @@ from cachemgr.places import make_directory
 _SPACE_MARGIN = 64 << 20
 """Bytes that a restore leaves free: the engine has to write too."""
 _RELOCATED_LIMIT = 64 << 20
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Stage:
@@ -90,7 +91,7 @@ class Stage:
         directory = path.rpartition("/")[0]
         if directory not in self._made:
             self._enter(directory)
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, file.mode)
+        return os.open(path, _CREATE, file.mode)
 
     def _enter(self, directory: str) -> None:
         if not self._made:
@@ -182,5 +183,5 @@ def _claimed(staged: str, final: str) -> bool:
 
 
 def _write_all(descriptor: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
+    while (written := os.write(descriptor, data)) < len(data):
+        data = data[written:]
