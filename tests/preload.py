@@ -50,7 +50,7 @@ SOURCES = {
 }
 
 
-def library(name: str, directory: Path) -> dict[str, str]:
+def misbehaving(name: str, directory: Path) -> dict[str, str]:
     """The variables that load the misbehaviour `name` into a process."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:

@@ -41,7 +41,7 @@ def live_of(machine: Machine, report: dict[str, Any]) -> Path:
 
 
 def test_a_store_that_hangs_costs_the_deadline_once_and_is_then_left_alone(fleet: Fleet) -> None:
-    hanging = preload.library("opens hang", fleet.directory) | {"HANGING_PATH": str(fleet.directory / "store")}
+    hanging = preload.misbehaving("opens hang", fleet.directory) | {"HANGING_PATH": str(fleet.directory / "store")}
     machine = fleet.machine("one", **hanging)
     begun = time.monotonic()
     first = machine.run(*fleet.command("f"), options=("--deadline", "1.5"))
@@ -66,7 +66,7 @@ def test_a_store_that_hangs_costs_the_deadline_once_and_is_then_left_alone(fleet
 
 @pytest.mark.parametrize("locks", [None, "flock does nothing", "flock is missing", "flock finds no locks"])
 def test_eight_cold_launches_on_one_root_leave_one_warm_artifact(fleet: Fleet, locks: str | None) -> None:
-    variables = {} if locks is None else preload.library(locks, fleet.directory)
+    variables = {} if locks is None else preload.misbehaving(locks, fleet.directory)
     machine = fleet.machine("one", NOISE="1", **variables)
     machine.make_places()
     words = ("run", "--", *fleet.command("f", "sleep=0.3", "g", "h"))
