@@ -31,12 +31,6 @@ class NotFoundError(CacheError):
     exit_code = 10
 
 
-class InUseError(CacheError):
-    """Another process holds what this one wants to change."""
-
-    exit_code = 11
-
-
 class CorruptError(CacheError):
     """Bytes are not what their manifest, digest or layout says: torn, foreign, hostile or from a newer cachemgr."""
 

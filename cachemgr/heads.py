@@ -28,7 +28,6 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     complete: bool
     factors: tuple[Factor, ...]
     needs: Relations
-    layers: tuple[Digest, ...]
 
 
 class Heads:
@@ -80,6 +79,5 @@ class Heads:
         except (CorruptError, DeniedError) as error:
             damaged.append(Damaged(key, name, str(error), isinstance(error, CorruptError)))
             return
-        layers = tuple(layer.digest for layer in manifest.layers)
-        self._known[name] = Head(key, manifest.created, manifest.complete, manifest.factors, manifest.needs, layers)
+        self._known[name] = Head(key, manifest.created, manifest.complete, manifest.factors, manifest.needs)
         self._changed = True

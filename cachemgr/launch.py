@@ -16,8 +16,9 @@ from cachemgr import heal, live
 from cachemgr.cache import Cache
 from cachemgr.capture import Launch
 from cachemgr.child import Child
+from cachemgr.clock import Clock
 from cachemgr.digest import Digest
-from cachemgr.domains import TORCH_PROGRAM, Target
+from cachemgr.domains import TORCH_PROGRAM
 from cachemgr.factors import Profile, describe
 from cachemgr.heads import Heads
 from cachemgr.hold import Purpose
@@ -49,22 +50,6 @@ PINNED_VARIABLE = "CACHEMGR_PINNED"
 NOT_RESTORED = Restored(0, 0, 0, {}, ())
 
 
-class Clock(Protocol):
-    """Time, as an argument."""
-
-    def now_ns(self) -> int:
-        """Nanoseconds since the epoch."""
-
-    def monotonic(self) -> float:
-        """Seconds that only grow."""
-
-    def text(self) -> str:
-        """Now, as RFC 3339 in UTC."""
-
-    def sleep(self, seconds: float) -> None:
-        """Let time pass."""
-
-
 class Order(msgspec.Struct, frozen=True):
     """What to launch, and how. Everything that the outside world decides is in here."""
 
@@ -93,7 +78,6 @@ class Started(msgspec.Struct, frozen=True):
     found: Found
     restored: Restored
     seconds: float
-    targets: tuple[Target, ...]
     trouble: tuple[str, ...]
 
 
@@ -204,7 +188,7 @@ class _Launch:
             restored = self._ask("restoring", NOT_RESTORED, lambda: self._restored(found, room))
         self._quarantine(found, restored)
         seconds = self._clock.monotonic() - self._begun
-        started = Started(key, found, restored, seconds, room.targets, self._trouble.lines())
+        started = Started(key, found, restored, seconds, self._trouble.lines())
         began = self._clock.text()
         start = Start(self._order.launch, self._order.host, began, key, profile, found, restored, seconds)
         refusal = self._no_capture(profile)

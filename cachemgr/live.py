@@ -107,8 +107,8 @@ def _enter(
 
 def someone_compiles(environ: Mapping[str, str], key: Key, launch: str, *, now: float) -> bool:
     """Whether another launch on this host is compiling what `key` names."""
-    own = f"{live_root(environ)}/cachemgr/{folder(key)}"
-    return any(other.purpose == "compiling" for other in hold.others(own, launch, now=now))
+    places_of_key = (f"{root}/cachemgr/{folder(key)}" for root in _roots(environ, []))
+    return any(other.purpose == "compiling" for own in places_of_key for other in hold.others(own, launch, now=now))
 
 
 def _placed(domain: Domain, environ: Mapping[str, str], own: str) -> Target:

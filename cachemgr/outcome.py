@@ -1,7 +1,6 @@
 """The outcome of a launch: the capture of what its command used or made, and the record of how it went."""
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import msgspec
 
@@ -9,6 +8,7 @@ from cachemgr import __version__
 from cachemgr.cache import Cache
 from cachemgr.capture import LAYOUT, Launch, Manifest, Provenance
 from cachemgr.child import Ended
+from cachemgr.clock import Clock
 from cachemgr.digest import Digest
 from cachemgr.factors import Profile
 from cachemgr.key import Key
@@ -23,12 +23,6 @@ REPORT_SCHEMA = 1
 _PUBLISHER_WAIT = 30.0
 
 NOT_PUBLISHED = Published(None, 0, 0, 0, (), "")
-
-
-class Time(Protocol):
-    """As much of a clock as a capture needs."""
-
-    def now_ns(self) -> int: ...
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -63,7 +57,7 @@ class Outcome:
     """
 
     def __init__(
-        self, cache: Cache, clock: Time, start: Start, *, refusal: str | None, without: frozenset[Digest]
+        self, cache: Cache, clock: Clock, start: Start, *, refusal: str | None, without: frozenset[Digest]
     ) -> None:
         self._cache, self._clock, self._start = cache, clock, start
         self._refusal, self._without = refusal, without

@@ -2,10 +2,11 @@
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from cachemgr.bounded import within
 from cachemgr.cache import Cache
+from cachemgr.clock import Clock
 from cachemgr.errors import CacheError, CannotExecuteError, DeadlineError, LaunchError, NoSuchCommandError
 
 T = TypeVar("T")
@@ -64,16 +65,10 @@ def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, CacheError) else f"{type(error).__name__}: {error}"
 
 
-class Time(Protocol):
-    """As much of a clock as patience needs."""
-
-    def now_ns(self) -> int: ...
-
-
 class Patience:
     """Asks the store, for so long and no longer; once it did not answer, not again for a while."""
 
-    def __init__(self, cache: Cache, clock: Time, trouble: Trouble) -> None:
+    def __init__(self, cache: Cache, clock: Clock, trouble: Trouble) -> None:
         self._cache, self._clock, self._trouble = cache, clock, trouble
         self._rests: bool | None = None
 

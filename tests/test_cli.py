@@ -110,6 +110,13 @@ def test_show_takes_any_unambiguous_prefix(machine: Machine, key: str) -> None:
     assert machine.cachemgr("show", key, "--files").stdout.count("aotautograd/") == 2
 
 
+def test_show_lists_guards_before_what_may_differ(machine: Machine, key: str) -> None:
+    lines = machine.cachemgr("show", key).stdout.splitlines()
+    roles = [line.split()[0] for line in lines if line.startswith(("  guard ", "  match ", "  blind "))]
+    assert roles == sorted(roles, key=["guard", "blind", "match"].index)
+    assert set(roles) == {"guard", "match"}
+
+
 def test_show_names_what_it_does_not_find(machine: Machine, key: str) -> None:
     done = machine.cachemgr("show", "k1:0000000000", code=10)
     assert done.stderr == f"error: no artifact `k1:0000000000` in {machine.store}\nhint: cachemgr ls\n"

@@ -13,6 +13,7 @@ from cachemgr.cli import EXIT_CODES, output
 from cachemgr.cli.session import cache_of
 from cachemgr.errors import CorruptError, UsageError
 from cachemgr.inventory import Summary, resolve, summaries, summarise, totals
+from cachemgr.key import by_role
 from cachemgr.live import live_root
 from cachemgr.store import Store, layout
 from cachemgr.store.captures import Capture, Damaged, Removal, captures, launches, plan_removal, remove
@@ -123,12 +124,8 @@ def _print_artifact(summary: Summary, held: Sequence[Capture], *, with_files: bo
         facts.append(("cold", output.seconds(summary.cold_seconds) + warm))
     output.record(facts)
     output.heading("factors")
-    output.record(
-        [
-            (f"  {factor.role:<5}  {factor.name}", "unknown" if factor.value is None else factor.value)
-            for factor in first.factors
-        ]
-    )
+    factors = by_role(first.factors)
+    output.record([(f"  {factor.role:<5}  {factor.name}", output.factor_value(factor.value)) for factor in factors])
     for capture in held:
         _print_capture(capture, with_files=with_files)
 

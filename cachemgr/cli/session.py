@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., None])
 
 
 class WallClock:
-    """The real time, for `cachemgr.launch.Clock`."""
+    """The real time, for `cachemgr.clock.Clock`."""
 
     def now_ns(self) -> int:
         return time.time_ns()
