@@ -129,6 +129,35 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return next((pair for pair in self.sections() if pair[1].domain == domain), None)
 
 
+EntryVerdict = Literal["loaded", "compiled", "rejected"]
+
+
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the engine said about one of its cache entries: a backbone, a draft head and an encoder have one each."""
+
+    name: str
+    verdict: EntryVerdict
+    reason: str | None = None
+    """Why it was rejected, in the engine's words."""
+
+
+class Observation(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an engine said about its start. None: its log did not say."""
+
+    engine_version: str | None = None
+    compile_mode: str | None = None
+    graph_mode_requested: str | None = None
+    graph_mode: str | None = None
+    """The effective one: an attention back end may not support what was asked for."""
+    attention: str | None = None
+    flash_attention: str | None = None
+    graph_gib: float | None = None
+    kv_cache_tokens: int | None = None
+    entries: tuple[Entry, ...] = ()
+    missing: tuple[str, ...] = ()
+    """What this version usually says and did not."""
+
+
 class Launch(msgspec.Struct, frozen=True, omit_defaults=True):
     """One start of an engine under cachemgr: what `run --report` writes and what the store keeps as a launch record."""
 
@@ -151,13 +180,15 @@ class Launch(msgspec.Struct, frozen=True, omit_defaults=True):
     published: Digest | None
     errors: dict[str, int]
     started: str
-    exit_code: int
+    exit_code: int | None
+    """None while it runs."""
     engine: str
     engine_version: str | None
     model: str
     device: str
     host: str
     differs: tuple[Difference, ...] = ()
+    observed: Observation | None = None
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -167,7 +198,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 def encode_launch(launch: Launch) -> bytes:
     """A launch record as canonical JSON, every field present."""
-    return msgspec.json.encode(msgspec.to_builtins(launch) | {"differs": launch.differs}, order="sorted")
+    always = {"differs": launch.differs, "observed": launch.observed}
+    return msgspec.json.encode(msgspec.to_builtins(launch) | always, order="sorted")
 
 
 def decode_launch(data: bytes) -> Launch:

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from cachemgr.digest import Digest
-from cachemgr.errors import CorruptError, DeniedError, NotFoundError
+from cachemgr.errors import CorruptError, NotFoundError, StoreError
 from cachemgr.key import Factor, Key, Relations
 from cachemgr.places import write_private
 from cachemgr.store import Store, layout
@@ -76,7 +76,7 @@ class Heads:
             manifest = load(store, key, name).manifest
         except NotFoundError:
             return
-        except (CorruptError, DeniedError) as error:
+        except (CorruptError, StoreError) as error:
             damaged.append(Damaged(key, name, str(error), isinstance(error, CorruptError)))
             return
         self._known[name] = Head(key, manifest.created, manifest.complete, manifest.factors, manifest.needs)

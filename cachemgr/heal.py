@@ -6,7 +6,8 @@ uses are touched: the caller says whether other launches are here.
 """
 
 import os
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -41,6 +42,18 @@ def look(targets: Sequence[Target], cache: StatCache, *, now_ns: int) -> list[Ai
         orphans = _orphans(target, now_ns) if target.ours else []
         if damaged or orphans:
             found.append(Ailing(target, (*damaged, *orphans)))
+    return found
+
+
+def all_of(targets: Sequence[Target], offered: Mapping[str, Collection[str]], reason: str) -> list[Ailing]:
+    """Everything that was restored, as what must go for `reason`. `offered` has paths by domain."""
+    found = []
+    for target in targets:
+        members: dict[str, list[str]] = defaultdict(list)
+        for path in sorted(offered.get(target.domain.name, ())):
+            members[target.domain.unit_of(path)].append(path)
+        if members:
+            found.append(Ailing(target, tuple(Fault(unit, reason, tuple(paths)) for unit, paths in members.items())))
     return found
 
 

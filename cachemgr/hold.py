@@ -37,12 +37,15 @@ class Holder(msgspec.Struct, frozen=True):
     boot: str
     namespace: str
     """The PID namespace: `pid` means nothing outside of it."""
+    sight: str | None = None
+    """What its engine is blind to (`cachemgr.key.sight`); None for a launch that uses no shared directory."""
 
 
-def describe_self(launch: str, purpose: Purpose) -> Holder:
+def describe_self(launch: str, purpose: Purpose, sight: str | None = None) -> Holder:
     """The record of this process."""
     pid = os.getpid()
-    return Holder(launch, purpose, pid, _start_time(pid) or "", _read("/proc/sys/kernel/random/boot_id"), _namespace())
+    boot = _read("/proc/sys/kernel/random/boot_id")
+    return Holder(launch, purpose, pid, _start_time(pid) or "", boot, _namespace(), sight)
 
 
 class Hold:

@@ -170,10 +170,40 @@ def broken(recorded: Relations, host: Relations) -> tuple[Broken, ...]:
         found.append(Broken("cpu_features", " ".join(sorted(missing)), "missing"))
     if recorded.cuda_runtime is not None and _version(host.driver_cuda) < _version(recorded.cuda_runtime):
         found.append(Broken("cuda_runtime", recorded.cuda_runtime, f"driver runs {host.driver_cuda or 'unknown'}"))
-    for rank, ordinal in sorted(recorded.ordinals.items()):
-        if host.ordinals.get(rank) != ordinal:
-            found.append(Broken(f"ordinal of {rank}", str(ordinal), str(host.ordinals.get(rank, "unknown"))))
     return tuple(found)
+
+
+def misplaced(recorded: Relations, host: Relations) -> tuple[Broken, ...]:
+    """The ranks that a capture was made for on another device ordinal than they have on `host`.
+
+    vLLM's torch trees hold the ordinal in their code, and nobody checks it (vLLM 0.26-0.33, `v1/worker/gpu_worker.py`);
+    kernels do not. Ranks that only one of the two has (other nodes, another world) say nothing; where one side knows
+    no ordinals at all, nobody knows.
+    """
+    if bool(recorded.ordinals) != bool(host.ordinals):
+        return (Broken("device ordinals", _ordinals(recorded), _ordinals(host)),)
+    return tuple(
+        Broken(f"device ordinal of {rank}", str(recorded.ordinals[rank]), str(host.ordinals[rank]))
+        for rank in sorted(recorded.ordinals.keys() & host.ordinals.keys())
+        if recorded.ordinals[rank] != host.ordinals[rank]
+    )
+
+
+def _ordinals(relations: Relations) -> str:
+    return " ".join(f"{rank}:{ordinal}" for rank, ordinal in sorted(relations.ordinals.items())) or "unknown"
+
+
+def sight(factors: Iterable[Factor]) -> str:
+    """What an engine cannot see in its own key, as one short name: equal for launches that may share its entries.
+
+    Guards are in it as well, because not every engine's name holds all of them. Empty where a guard is unknown: such
+    a launch shares with nobody.
+    """
+    kept = [factor for factor in factors if factor.role != "match"]
+    if any(factor.role == "guard" and factor.value is None for factor in kept):
+        return ""
+    canonical = json.dumps(sorted((factor.name, factor.value) for factor in kept), separators=(",", ":"))
+    return digest.fingerprint(canonical.encode())
 
 
 def _version(text: str | None) -> tuple[int, ...]:

@@ -1,8 +1,12 @@
 """Live directories: where an engine looks, the variables that make it look there, and who else is in them.
 
+Caches that mix all models by default get a directory of the launch's own key, `<root>/cachemgr/<key>/<domain>/`. Caches
+that vLLM keeps below its root by names of its own stay where they are, shared by all launches.
+
 Two launches that both compile never share a directory: not every engine writes its index atomically. The first takes
-`<root>/cachemgr/<key>/`, others `<root>/cachemgr/<key>.<launch>/`, and lose it again when they have published. What one
-launch uses, no other changes.
+`<root>/cachemgr/<key>/`, others `<root>/cachemgr/<key>.<launch>/` with a root of their own in it, and lose it again
+when they have published. The same for a launch whose engine could take a shared entry for the right one while others
+use it. What one launch uses, no other changes.
 """
 
 import os
@@ -10,18 +14,37 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+
 from cachemgr import hold, places
-from cachemgr.domains import Domain, Target
-from cachemgr.hold import Hold, Purpose
+from cachemgr.domains import ROOT_VARIABLE, Domain, Target
+from cachemgr.hold import Hold, Holder, Purpose
 from cachemgr.key import Key, folder
+
+_PRIVATE_ROOT = "vllm"
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """What a launch says about itself to others on the same root."""
+
+    key: Key
+    launch: str
+    purpose: Purpose
+    sight: str
+    """`cachemgr.key.sight`: launches that differ in it must not find each other's entries."""
 
 
 class Room:
     """The live directories of one launch, from `enter` until `leave`."""
 
-    def __init__(self, targets: Sequence[Target], own: str | None, held: Hold | None, *, private: bool) -> None:
+    def __init__(
+        self, targets: Sequence[Target], own: str | None, root: str | None, held: Hold | None, *, private: bool
+    ) -> None:
         self.targets = tuple(targets)
-        self._own, self._held, self._private = own, held, private
+        self.root = root
+        """The root whose shared directories are used; None where no directory can be written."""
+        self.private = private
+        self._own, self._held = own, held
 
     def beat(self) -> None:
         """Show other launches that we are still here; to be called every few seconds."""
@@ -36,17 +59,15 @@ class Room:
         """The launch is over. A private directory goes with it, unless processes are left that may still use it."""
         if self._held is not None:
             self._held.release()
-        if self._private and self._own is not None and not in_use:
+        if self.private and self._own is not None and not in_use:
             shutil.rmtree(self._own, ignore_errors=True)
 
 
 def enter(
     environ: Mapping[str, str],
     domains: Sequence[Domain],
-    key: Key,
-    launch: str,
+    claim: Claim,
     *,
-    purpose: Purpose,
     alone: bool = False,
     now: float,
     notes: list[str],
@@ -58,14 +79,19 @@ def enter(
     Where no directory can be written, domains that the user did not place stay where the engine puts them.
     """
     for root in _roots(environ, notes):
-        own = f"{root}/cachemgr/{folder(key)}"
         try:
-            return _enter(own, environ, domains, launch, purpose=purpose, alone=alone, now=now)
+            return _enter(root, environ, domains, claim, alone=alone, now=now)
         except OSError as error:
-            notes.append(f"{own} cannot be used: {error.strerror or error}")
-    placed = [_placed(domain, environ, "") for domain in domains if environ.get(domain.variable)]
+            notes.append(f"{root}/cachemgr/{folder(claim.key)} cannot be used: {error.strerror or error}")
+    placed = [_placed(domain, environ, "", None) for domain in domains if _is_elsewhere(domain, environ)]
     notes.append("no directory can be written: the caches stay where the engine puts them")
-    return Room(placed, None, None, private=False)
+    return Room(placed, None, None, None, private=False)
+
+
+def _is_elsewhere(domain: Domain, environ: Mapping[str, str]) -> bool:
+    """Whether a cache lies where it lies whatever we do."""
+    named = (domain.variable, domain.moved_by)
+    return bool(domain.usual_base) or any(environ.get(name) for name in named if name)
 
 
 def _roots(environ: Mapping[str, str], notes: list[str]) -> list[str]:
@@ -85,24 +111,41 @@ def _roots(environ: Mapping[str, str], notes: list[str]) -> list[str]:
 
 
 def _enter(
-    own: str,
-    environ: Mapping[str, str],
-    domains: Sequence[Domain],
-    launch: str,
-    *,
-    purpose: Purpose,
-    alone: bool,
-    now: float,
+    root: str, environ: Mapping[str, str], domains: Sequence[Domain], claim: Claim, *, alone: bool, now: float
 ) -> Room:
-    holder = hold.describe_self(launch, purpose)
+    own = f"{root}/cachemgr/{folder(claim.key)}"
+    shares = any(domain.in_place for domain in domains)
+    holder = hold.describe_self(claim.launch, claim.purpose, claim.sight if shares else None)
     held = Hold.take(own, holder)
-    rivals = [other for other in hold.others(own, launch, now=now) if "compiling" in (purpose, other.purpose)]
-    private = alone or bool(rivals)
+    private = alone or _rivals(own, claim, now) or (shares and _strangers(root, claim, now))
     if private:
         held.release()
-        own = f"{own}.{launch}"
+        own = f"{own}.{claim.launch}"
+        root = f"{own}/{_PRIVATE_ROOT}"
         held = Hold.take(own, holder)
-    return Room([_placed(domain, environ, own) for domain in domains], own, held, private=private)
+    moved = private or root != live_root(environ)
+    targets = [_placed(domain, environ, own, root, moved=moved) for domain in domains]
+    return Room(targets, own, root, held, private=private)
+
+
+def _rivals(own: str, claim: Claim, now: float) -> bool:
+    """Whether another launch of this key compiles, or this one would beside another."""
+    return any("compiling" in (claim.purpose, other.purpose) for other in hold.others(own, claim.launch, now=now))
+
+
+def _strangers(root: str, claim: Claim, now: float) -> bool:
+    """Whether a launch on this root differs in what the engine is blind to: each could take the other's entries."""
+    sights = {other.sight for other in everybody(root, claim.launch, now=now)} - {None}
+    return bool(sights) and (not claim.sight or sights != {claim.sight})
+
+
+def everybody(root: str, launch: str, *, now: float) -> list[Holder]:
+    """The living launches of any key on this root, but for `launch`."""
+    try:
+        names = sorted(os.listdir(f"{root}/cachemgr"))
+    except OSError:
+        return []
+    return [holder for name in names for holder in hold.others(f"{root}/cachemgr/{name}", launch, now=now)]
 
 
 def someone_compiles(environ: Mapping[str, str], key: Key, launch: str, *, now: float) -> bool:
@@ -111,28 +154,46 @@ def someone_compiles(environ: Mapping[str, str], key: Key, launch: str, *, now: 
     return any(other.purpose == "compiling" for own in places_of_key for other in hold.others(own, launch, now=now))
 
 
-def _placed(domain: Domain, environ: Mapping[str, str], own: str) -> Target:
-    chosen = environ.get(domain.variable)
+def _placed(domain: Domain, environ: Mapping[str, str], own: str, root: str | None, *, moved: bool = False) -> Target:
+    itself = environ.get(domain.moved_by) if domain.moved_by else None
+    if itself:
+        return Target(domain, _absolute(itself, environ), ours=False)
+    if domain.in_place and root is not None:
+        return Target(domain, _below(root, domain), ours=False, pin=(ROOT_VARIABLE, root) if moved else None)
+    chosen = environ.get(domain.variable) or domain.usual_base
     if chosen:
-        return Target(domain, os.path.join(os.path.abspath(chosen), domain.subdirectory).rstrip("/"), ours=False)
-    return Target(domain, f"{own}/{domain.name}", ours=True)
+        return Target(domain, _below(_absolute(chosen, environ), domain), ours=False)
+    base = f"{own}/{domain.name}"
+    return Target(domain, _below(base, domain), ours=True, pin=(domain.variable, base))
+
+
+def _below(base: str, domain: Domain) -> str:
+    return f"{base}/{domain.subdirectory}" if domain.subdirectory else base
+
+
+def _absolute(path: str, environ: Mapping[str, str]) -> str:
+    """With `~` as the command will see it."""
+    if path == "~" or path.startswith("~/"):
+        path = (environ.get("HOME") or "~") + path[1:]
+    return os.path.abspath(os.path.expanduser(path))
 
 
 def live_root(environ: Mapping[str, str]) -> str:
-    """`VLLM_CACHE_ROOT` and its default (vLLM 0.26-0.32 `envs.py`), absolute."""
-    root = environ.get("VLLM_CACHE_ROOT")
+    """`VLLM_CACHE_ROOT` and its default (vLLM 0.26-0.33 `envs.py`), absolute."""
+    root = environ.get(ROOT_VARIABLE)
     if not root:
         caches = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME") or "~", ".cache")
         root = os.path.join(caches, "vllm")
-    return os.path.abspath(os.path.expanduser(root))
+    return _absolute(root, environ)
 
 
 def planned(environ: Mapping[str, str], domains: Sequence[Domain], key: Key) -> list[Target]:
     """The targets that a launch without rivals would get. Nothing is made."""
-    own = Path(live_root(environ)) / "cachemgr" / folder(key)
-    return [_placed(domain, environ, str(own)) for domain in domains]
+    root = live_root(environ)
+    own = Path(root) / "cachemgr" / folder(key)
+    return [_placed(domain, environ, str(own), root) for domain in domains]
 
 
 def pins(targets: Sequence[Target]) -> dict[str, str]:
-    """The variables that make an engine use the targets that are ours."""
-    return {target.domain.variable: target.directory for target in targets if target.ours}
+    """The variables that make an engine use the targets that are not where it would look by itself."""
+    return dict(target.pin for target in targets if target.pin is not None)

@@ -10,7 +10,7 @@ import msgspec
 from cachemgr.capture import Where
 from cachemgr.digest import Digest
 from cachemgr.heads import Head, Heads
-from cachemgr.key import Broken, Comparison, Difference, Factor, Key, Relations, Result, broken, compare
+from cachemgr.key import Broken, Comparison, Difference, Factor, Key, Relations, Result, broken, compare, misplaced
 from cachemgr.store import Store, layout
 from cachemgr.store.captures import Capture, Damaged, captures, has_layers
 
@@ -39,17 +39,22 @@ class _Candidate(msgspec.Struct, frozen=True):
     complete: bool
     fits: bool
     """Whether the relations of some capture hold here."""
+    placed: bool
+    """Whether its ranks had the device ordinals that they have here, which torch trees need."""
     newest: str
 
     @property
     def near(self) -> bool:
         return self.fits and self.comparison.result != "none"
 
+    @property
+    def trees(self) -> bool:
+        return self.comparison.blind_equal and self.placed
+
 
 def _worse(candidate: _Candidate) -> tuple[bool, bool, bool, int]:
     """Sorts the best first: usable at all, then with its torch trees, complete, with the fewest differences."""
-    comparison = candidate.comparison
-    return not candidate.near, not comparison.blind_equal, not candidate.complete, len(comparison.differs)
+    return not candidate.near, not candidate.trees, not candidate.complete, len(candidate.comparison.differs)
 
 
 def find(
@@ -74,7 +79,9 @@ def find(
         return NOTHING
     damaged: list[Damaged] = []
     own = _usable(store, key, host, damaged, without)
-    complete = tuple(capture for capture in own if capture.manifest.complete)
+    complete = tuple(
+        capture for capture in own if capture.manifest.complete and not misplaced(capture.manifest.needs, host)
+    )
     if complete and compare(factors, complete[0].manifest.factors).result == "exact":
         return Found("exact", key, complete, (), (), tuple(damaged), trees=True, reasons=(), where="local")
     others = (Heads() if heads is None else heads).of(store, damaged, without=without)
@@ -95,7 +102,8 @@ def _newest(candidate: _Candidate) -> str:
 def _candidate(key: Key, heads: Sequence[Head], factors: Sequence[Factor], host: Relations) -> _Candidate:
     fitting = [head for head in heads if not broken(head.needs, host)]
     complete = any(head.complete for head in fitting)
-    return _Candidate(key, compare(factors, heads[0].factors), complete, bool(fitting), heads[-1].created)
+    placed = any(not misplaced(head.needs, host) for head in fitting)
+    return _Candidate(key, compare(factors, heads[0].factors), complete, bool(fitting), placed, heads[-1].created)
 
 
 def _best(
@@ -110,14 +118,7 @@ def _best(
     for candidate in candidates:
         usable = usable_of(candidate.key) if candidate.near else ()
         if usable:
-            complete = tuple(capture for capture in usable if capture.manifest.complete)
-            return msgspec.structs.replace(
-                _nothing_but(candidate, damaged),
-                result="near",
-                captures=complete or usable,
-                reasons=() if complete else ("only incomplete captures: their launch ended before it was done",),
-                where="local",
-            )
+            return _near(candidate, usable, host, damaged)
     if not candidates:
         return msgspec.structs.replace(NOTHING, damaged=tuple(damaged))
     nearest = candidates[0]
@@ -126,15 +127,32 @@ def _best(
     return msgspec.structs.replace(_nothing_but(nearest, damaged), relations=faults, reasons=reasons)
 
 
+def _near(candidate: _Candidate, usable: tuple[Capture, ...], host: Relations, damaged: Sequence[Damaged]) -> Found:
+    """Of a candidate with some captures whose ranks sit where they did, only those; of others everything but trees."""
+    elsewhere = [misplaced(capture.manifest.needs, host) for capture in usable]
+    if candidate.trees:
+        usable = tuple(capture for capture, faults in zip(usable, elsewhere, strict=True) if not faults) or usable
+    complete = tuple(capture for capture in usable if capture.manifest.complete)
+    reasons = [] if complete else ["only incomplete captures: their launch ended before it was done"]
+    faults = () if candidate.placed else next(faults for faults in elsewhere if faults)
+    return msgspec.structs.replace(
+        _nothing_but(candidate, damaged),
+        result="near",
+        captures=complete or usable,
+        relations=faults,
+        reasons=(*reasons, *(f"{fault.relation} {fault.recorded}: {fault.host} here" for fault in faults)),
+        where="local",
+    )
+
+
 def _nothing_but(candidate: _Candidate, damaged: Sequence[Damaged]) -> Found:
     """Nothing to restore, and how far this candidate is away."""
-    comparison = candidate.comparison
     return msgspec.structs.replace(
         NOTHING,
         artifact=candidate.key,
-        differs=comparison.differs,
+        differs=candidate.comparison.differs,
         damaged=tuple(dict.fromkeys(damaged)),
-        trees=comparison.blind_equal,
+        trees=candidate.trees,
     )
 
 

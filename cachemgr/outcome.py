@@ -4,13 +4,14 @@ from collections.abc import Mapping
 
 import msgspec
 
-from cachemgr import __version__
+from cachemgr import __version__, observed
 from cachemgr.cache import Cache
-from cachemgr.capture import LAYOUT, Launch, Manifest, Provenance
+from cachemgr.capture import LAYOUT, Launch, Manifest, Provenance, Verdict
 from cachemgr.child import Ended
 from cachemgr.clock import Clock
 from cachemgr.digest import Digest
-from cachemgr.factors import Profile
+from cachemgr.engine_log import Seen
+from cachemgr.factors.profile import Profile
 from cachemgr.key import Key
 from cachemgr.lookup import Found
 from cachemgr.publish import Published, publish
@@ -40,14 +41,34 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class Ran(msgspec.Struct, frozen=True):
-    """A command that has ended."""
+    """A command that has ended, or runs still."""
 
-    ended: Ended
+    ended: Ended | None
     seconds: float
     ready_work: Work | None
     """What it had done when its ready sign was seen and it had come to rest."""
     captured: Published
     """What was published while it ran."""
+    seen: Seen | None = None
+    """What its engine said."""
+
+    @property
+    def code(self) -> int:
+        """The exit code of a command that has ended."""
+        assert self.ended is not None, "asked only then"
+        return self.ended.code
+
+    @property
+    def left_behind(self) -> bool:
+        """Whether processes that the command started are still running."""
+        return self.ended is not None and self.ended.left_behind
+
+    @property
+    def complete(self) -> bool:
+        """Whether it compiled all that a start of it compiles."""
+        if self.ended is not None and self.ended.code == 0:
+            return True
+        return self.ready_work is not None or (self.seen is not None and self.seen.ready_at is not None)
 
 
 class Outcome:
@@ -62,7 +83,7 @@ class Outcome:
         self._cache, self._clock, self._start = cache, clock, start
         self._refusal, self._without = refusal, without
 
-    def capture(self, work: Work, *, seconds: float, complete: bool) -> Published:
+    def capture(self, work: Work, ran: Ran) -> Published:
         """Publish what is new in `work`. One publisher per host and key.
 
         Raises:
@@ -77,10 +98,11 @@ class Outcome:
         with held(self._cache.lock(key, "publish"), wait=_PUBLISHER_WAIT):
             published = publish(
                 self._cache.store,
-                self._draft(seconds, complete=complete),
+                self._draft(ran),
                 work.trees,
                 stat_cache,
                 near=self._start.found.captures,
+                ranks=self._start.profile.ranks,
                 now_ns=self._clock.now_ns(),
                 without=self._without,
             )
@@ -93,7 +115,7 @@ class Outcome:
         idle = found.result == "exact" and not work.grown and covered and not self._start.restored.damaged
         return "nothing new to capture" if idle else None
 
-    def _draft(self, seconds: float, *, complete: bool) -> Manifest:
+    def _draft(self, ran: Ran) -> Manifest:
         start, profile = self._start, self._start.profile
         return Manifest(
             layout=LAYOUT,
@@ -106,10 +128,11 @@ class Outcome:
             device=profile.device,
             created=start.began,
             launch=start.launch,
-            complete=complete,
+            complete=ran.complete,
             layers=(),
             provenance=Provenance(__version__, start.host, profile.command),
-            timings={"run": round(seconds, 3)} if start.found.result == "none" and complete else {},
+            timings=_timings(ran) if start.found.result == "none" and ran.complete else {},
+            ranks=profile.ranks,
         )
 
     def launch(
@@ -126,7 +149,7 @@ class Outcome:
             result=found.result,
             artifact=found.artifact,
             where=found.where,
-            verdict=work.verdict,
+            verdict=_verdict(work, ran.seen),
             reasons=self._reasons(ran, published),
             restored_files=restored.files,
             restored_bytes=restored.bytes,
@@ -135,20 +158,21 @@ class Outcome:
             added=work.added,
             added_after_ready=0 if ready is None else max(0, work.grown - ready.grown),
             phases={
+                **_timings(ran),
                 "restore": round(start.seconds, 3),
-                "run": round(ran.seconds, 3),
                 "publish": round(publish_seconds, 3),
             },
             published=published.capture or ran.captured.capture,
             errors=dict(errors),
             started=start.began,
-            exit_code=ran.ended.code,
+            exit_code=None if ran.ended is None else ran.ended.code,
             engine=profile.engine,
             engine_version=profile.engine_version,
             model=profile.model,
             device=profile.device,
             host=start.host,
             differs=found.differs,
+            observed=None if ran.seen is None else observed.observation(ran.seen),
         )
 
     def _reasons(self, ran: Ran, published: Published) -> tuple[str, ...]:
@@ -156,7 +180,27 @@ class Outcome:
         damaged = [
             f"{'damaged' if capture.corrupt else 'unreadable'} capture: {capture.reason}" for capture in found.damaged
         ]
-        running = ["processes that the command started are still running"] if ran.ended.left_behind else []
+        running = ["processes that the command started are still running"] if ran.left_behind else []
+        said = [] if ran.seen is None else observed.reasons(ran.seen)
         refused = [f"{unit.domain} {unit.unit} not captured: {unit.reason}" for unit in published.refused]
         unpublished = [f"nothing published: {published.reason}"] if published.reason else []
-        return (*found.reasons, *restored.reasons, *damaged, *running, *refused, *unpublished)
+        notes = self._start.profile.notes
+        return (*notes, *found.reasons, *restored.reasons, *damaged, *said, *running, *refused, *unpublished)
+
+
+def _verdict(work: Work, seen: Seen | None) -> Verdict:
+    """What the directories prove, where they are not contradicted by what the engine said of its entries."""
+    if seen is None:
+        return work.verdict
+    said = {entry.verdict for entry in seen.aot_entries}
+    if work.verdict == "used" and "rejected" in said:
+        return "partly used"
+    if work.verdict == "unknown" and "loaded" in said:
+        return "partly used" if work.grown or "rejected" in said else "used"
+    return work.verdict
+
+
+def _timings(ran: Ran) -> dict[str, float]:
+    """Seconds until the command ended, and of the phases that its engine told."""
+    told = {} if ran.seen is None else ran.seen.phases
+    return {phase: round(seconds, 3) for phase, seconds in {**told, "run": ran.seconds}.items()}

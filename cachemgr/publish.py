@@ -9,7 +9,7 @@ import errno
 import os
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -55,6 +55,7 @@ def publish(
     cache: StatCache,
     *,
     near: Sequence[Capture],
+    ranks: Collection[str] = (),
     now_ns: int,
     without: frozenset[Digest] = frozenset(),
 ) -> Published:
@@ -64,6 +65,8 @@ def publish(
         draft: the manifest without layers and entries.
         cache: what unchanged files were last time; updated.
         near: captures of another key whose layers may be the same.
+        ranks: names of the ranks that ran here. Of a launch that did not get ready, a unit that has ranks is captured
+            with all of these or not at all.
         now_ns: the time, for the stat cache and the grace of layers.
         without: captures that are in quarantine here: what they have is published again.
 
@@ -76,7 +79,10 @@ def publish(
     have = _stored_units(own)
     refused: list[Refused] = []
     wanted = {
-        tree.domain.name: _new_units(tree, have[tree.domain.name], cache, refused, now_ns=now_ns) for tree in trees
+        tree.domain.name: _new_units(
+            tree, have[tree.domain.name], () if draft.complete else ranks, cache, refused, now_ns=now_ns
+        )
+        for tree in trees
     }
     packed = _Packed(store, trees, [*own, *near])
     try:
@@ -103,11 +109,21 @@ def _stored_units(own: Sequence[Capture]) -> dict[str, dict[str, list[set[str]]]
 
 
 def _new_units(
-    tree: Tree, have: Mapping[str, list[set[str]]], cache: StatCache, refused: list[Refused], *, now_ns: int
+    tree: Tree,
+    have: Mapping[str, list[set[str]]],
+    ranks: Collection[str],
+    cache: StatCache,
+    refused: list[Refused],
+    *,
+    now_ns: int,
 ) -> list[Unit]:
     found = []
     for name, paths in units_of(tree.domain, tree.seen).items():
         if tree.touched.isdisjoint(paths) or any(stored.issuperset(paths) for stored in have.get(name, ())):
+            continue
+        ranked = tree.domain.ranks_of(name, paths)
+        if ranked and (missing := sorted(set(ranks) - ranked)):
+            refused.append(Refused(tree.domain.name, name, f"has nothing of {', '.join(missing)}"))
             continue
         try:
             found.append(examine(tree, name, paths, cache, now_ns=now_ns))

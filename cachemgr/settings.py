@@ -35,6 +35,7 @@ class Settings:
     deadline: float
     wait: float
     ready_file: Path | None
+    also: tuple[str, ...]
     origins: Mapping[str, str]
     """Where each value comes from: `default`, a file, a variable or a flag."""
 
@@ -108,6 +109,7 @@ TABLE: tuple[Setting, ...] = (
         _text,
         "file that appears when a long-running command is ready",
     ),
+    Setting("also", _texts, "caches that are right on the same hardware only, and kept on request: startup_plan"),
     Setting("deadline", _seconds, "seconds that looking up and restoring may delay a start"),
     Setting("wait", _seconds, "seconds to wait for another launch on this host that compiles the same key"),
 )
@@ -164,6 +166,7 @@ def _settled(values: Mapping[str, Value], origins: Mapping[str, str]) -> Setting
         deadline=cast("float", values["deadline"]),
         wait=cast("float", values["wait"]),
         ready_file=_path(values.get("ready_file")),
+        also=cast("tuple[str, ...]", values["also"]),
         origins={setting.name: origins.get(setting.name, "default") for setting in TABLE},
     )
 
@@ -179,6 +182,7 @@ def _defaults(environ: Mapping[str, str]) -> dict[str, Value]:
         "read_only": False,
         "strict": False,
         "ignore_arg": (),
+        "also": (),
         "deadline": 30.0,
         "wait": 0.0,
     }

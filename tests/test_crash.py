@@ -67,7 +67,7 @@ def whole_units(root: Path, expected: dict[str, bytes]) -> None:
 
 
 def test_a_publish_killed_anywhere_leaves_nothing_visible_or_all_of_it(tmp_path: Path) -> None:
-    live = trees.build(tmp_path / "live")
+    live = trees.build(tmp_path / "live", trees.FEW)
     expected = None
     for _step in killed_at_every_step(lambda: trees.publish_trees(LocalStore(tmp_path / "store"), live)):
         store = LocalStore(tmp_path / "store")
@@ -99,7 +99,7 @@ def test_a_publish_beside_another_capture_killed_anywhere_hurts_neither(tmp_path
 
 def test_a_restore_killed_anywhere_leaves_whole_units_and_the_next_one_finishes(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "store")
-    trees.publish_trees(store, trees.build(tmp_path / "live"))
+    trees.publish_trees(store, trees.build(tmp_path / "live", trees.FEW))
     room = tmp_path / "room"
     expected = restored(store, room)
     shutil.rmtree(room)
@@ -131,7 +131,7 @@ def test_a_restore_beside_live_units_killed_anywhere_never_touches_them(tmp_path
 
 
 def test_a_removal_killed_anywhere_leaves_the_artifact_whole_or_gone(tmp_path: Path) -> None:
-    live = trees.build(tmp_path / "live")
+    live = trees.build(tmp_path / "live", trees.FEW)
     pristine = tmp_path / "pristine"
     trees.publish_trees(LocalStore(pristine), live)
     place = tmp_path / "store"
@@ -156,7 +156,7 @@ def test_a_removal_killed_anywhere_leaves_the_artifact_whole_or_gone(tmp_path: P
 
 def test_a_removal_that_was_planned_too_early_leaves_young_layers(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "store")
-    trees.publish_trees(store, trees.build(tmp_path / "live"))
+    trees.publish_trees(store, trees.build(tmp_path / "live", trees.FEW))
     plan = plan_removal(store, keys(store), now=time.time())
     assert plan.later > 0
     remove(store, plan)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from cachemgr.cli import COMMANDS
-from tests.machines import Machine, install_program, install_stand_in
+from tests.engines import Engines
+from tests.machines import Machine, install_program
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -20,14 +21,14 @@ COMMAND_LINES = [line[2:] for block in BLOCKS for line in block.splitlines() if 
 
 @pytest.fixture
 def workshop(tmp_path: Path) -> Machine:
-    """A machine with `cachemgr`, `python` and `train.py` under the names that the README uses."""
+    """A machine with `cachemgr`, `python`, `vllm` and `train.py` under the names that the README uses."""
+    engines = Engines.install(tmp_path)
     tools = tmp_path / "bin"
-    tools.mkdir()
     for name, words in (("cachemgr", "-m cachemgr"), ("python", "")):
         tool = tools / name
         tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
         tool.chmod(0o755)
-    variables = install_stand_in(tmp_path) | {"PATH": f"{tools}:{os.environ['PATH']}"}
+    variables = engines.variables | {"PATH": f"{tools}:{os.environ['PATH']}"}
     machine = Machine(tmp_path / "machine", tmp_path / "store", variables)
     (machine.root / "home").mkdir(parents=True)
     Path(install_program(tmp_path)).rename(machine.root / "train.py")

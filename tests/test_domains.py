@@ -1,6 +1,6 @@
 """Domains: what travels, what belongs together, and how a file proves that it is whole.
 
-The shapes are those that engines were seen to write (shared `domains.md`, sections 1, 2, 3, 6).
+The shapes are those that engines were seen to write, or that their sources write (named in the domains).
 """
 
 import json
@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from cachemgr.domains import TABLE, TORCH_PROGRAM, Domain, by_name
+from cachemgr.domains import ON_REQUEST, ROOT_VARIABLE, TABLE, TORCH_PROGRAM, VLLM, Domain, by_name
 from cachemgr.domains.checks import Content
 from cachemgr.domains.torch import INDUCTOR
 from cachemgr.domains.triton import TRITON
 from cachemgr.domains.vllm import MODELINFOS, TORCH_COMPILE
+from cachemgr.examine import units_of
 from tests.trees import (
     AOT_NAME,
     STAYS_IN_INDUCTOR,
     TEN_HEX,
+    build,
     content_entry,
     elf,
     inductor,
@@ -172,11 +174,38 @@ def test_engines_names_of_units() -> None:
 
 
 def test_the_table_is_complete_and_consistent() -> None:
-    assert {domain.name for domain in TABLE} == {"torch_compile", "inductor", "triton", "modelinfos"}
+    assert len({domain.name for domain in TABLE}) == len(TABLE)
     assert all(by_name(domain.name) is domain for domain in TABLE)
     assert by_name("of a newer release") is None
-    assert {domain.name for domain in TABLE if domain.content_keyed} == {"triton", "modelinfos"}
-    assert {domain.variable for domain in TORCH_PROGRAM} == {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
+    assert all(domain.source for domain in TABLE)
+    assert {domain.name for domain in TABLE if not domain.content_keyed} == {
+        "torch_compile", "inductor", "flashinfer_autotune", "flashinfer_jit", "tvm_ffi", "torch_extensions",
+        "startup_plan",
+    }  # fmt: skip
+    assert set(TORCH_PROGRAM) < set(VLLM)
+    assert set(TABLE) == {*VLLM, *ON_REQUEST}
+    assert not {*VLLM} & {*ON_REQUEST}
+
+
+def test_what_ninja_judges_keeps_its_times_and_travels_between_equals_only() -> None:
+    bound = {domain.name for domain in TABLE if domain.bound}
+    assert bound == {"flashinfer_jit", "tvm_ffi", "torch_extensions"}
+    assert bound == {domain.name for domain in TABLE if domain.keeps_mtimes}
+    assert all(domain.exact_only and domain.usual_base for domain in TABLE if domain.bound)
+    assert not any(domain.exact_only and domain.content_keyed for domain in TABLE)
+
+
+def test_where_domains_lie() -> None:
+    """What is below vLLM's root has a directory there, so that what is a fact about one machine is never in it."""
+    in_place = {domain for domain in TABLE if domain.in_place}
+    assert {domain.variable for domain in in_place} == {ROOT_VARIABLE}
+    assert {domain.subdirectory for domain in in_place} == {
+        "torch_compile_cache", "modelinfos", "flashinfer_autotune_cache", "startup_plan",
+    }  # fmt: skip
+    assert not any(domain.usual_base for domain in in_place)
+    pinned = [domain.variable for domain in TABLE if not domain.in_place and not domain.usual_base]
+    assert len(set(pinned)) == len(pinned), "one variable cannot name two directories"
+    assert {domain.name for domain in TABLE if domain.needs_compile} == {"torch_compile"}
 
 
 def fault(domain: Domain, path: str, data: bytes) -> str | None:
@@ -315,6 +344,11 @@ UNIT_FAULTS: list[tuple[Domain, list[str], str | None]] = [
         [UNPACKED, UNPACKED.replace("rank_0_0", "rank_1_0"), f"{BACKBONE}/vllm_compile_cache.py"],
         f"`{BACKBONE.replace('rank_0_0', 'rank_1_0')}` has artifacts and no index",
     ),
+    (TORCH_COMPILE, [f"{AOT}/rank_0_0/model", f"{AOT}/rank_1_0/model"], None),
+    (TORCH_COMPILE, [f"{AOT}/rank_0_0/model", f"{AOT}/rank_1_0/notes"], "`rank_1_0` has no `model`"),
+    (TORCH_COMPILE, [f"{AOT}/rank_0_0/model", f"{AOT}/rank_0_0_dev1/x"], "`rank_0_0_dev1` has no `model`"),
+    (TORCH_COMPILE, [f"{AOT}/inductor_cache/aa/cx.py"], None),  # a CPU start has nothing else of use
+    (TORCH_COMPILE, [f"{TEN_HEX}/rank_0_0/backbone/computation_graph.py"], None),
     (MODELINFOS, ["a.json"], None),
 ]
 
@@ -322,6 +356,25 @@ UNIT_FAULTS: list[tuple[Domain, list[str], str | None]] = [
 @pytest.mark.parametrize(("domain", "paths", "words"), UNIT_FAULTS)
 def test_what_a_unit_may_not_lack(domain: Domain, paths: list[str], words: str | None) -> None:
     assert domain.unit_fault(domain.unit_of(paths[0]), paths) == words
+
+
+RANKS: list[tuple[list[str], set[str]]] = [
+    ([f"{AOT}/rank_0_0/model", f"{AOT}/rank_1_0/model", f"{AOT}/inductor_cache/aa/cx.py"], {"rank_0_0", "rank_1_0"}),
+    ([f"{AOT}/rank_0_0_dev0/model", f"{AOT}/rank_0_0_dev1/model"], {"rank_0_0"}),
+    ([f"{AOT}/inductor_cache/rank_0_0/x"], set()),
+    ([f"{AOT}/rank_0/model", f"{AOT}/rank_0_0_x/model"], set()),
+    (
+        [f"{TEN_HEX}/rank_11_3/backbone/vllm_compile_cache.py", f"{TEN_HEX}/rank_0_3/eagle_head/x"],
+        {"rank_11_3", "rank_0_3"},
+    ),
+    ([f"{TEN_HEX}/rank_0_0"], set()),
+]
+
+
+@pytest.mark.parametrize(("paths", "ranks"), RANKS)
+def test_the_ranks_of_a_unit(paths: list[str], ranks: set[str]) -> None:
+    assert TORCH_COMPILE.ranks_of(TORCH_COMPILE.unit_of(paths[0]), paths) == ranks
+    assert TRITON.ranks_of(KEY, paths) == set()
 
 
 RELOCATED = [
@@ -334,6 +387,9 @@ RELOCATED = [
 ]
 
 
+SCRUBBED = ((TORCH_COMPILE, f"{BACKBONE}/cache_key_factors.json"), (INDUCTOR, f"aa/{HASH}.best_config"))
+
+
 @pytest.mark.parametrize(("domain", "path"), RELOCATED)
 def test_files_that_name_their_directory_are_relocated(domain: Domain, path: str) -> None:
     assert domain.travels(path)
@@ -342,7 +398,7 @@ def test_files_that_name_their_directory_are_relocated(domain: Domain, path: str
 
 @pytest.mark.parametrize(
     ("domain", "path"),
-    [(domain, path) for domain, path, _unit in TRAVELS if (domain, path) not in RELOCATED],
+    [(domain, path) for domain, path, _unit in TRAVELS if (domain, path) not in (*RELOCATED, *SCRUBBED)],
     ids=title,
 )
 def test_other_files_are_stored_as_they_are(domain: Domain, path: str) -> None:
@@ -352,11 +408,13 @@ def test_other_files_are_stored_as_they_are(domain: Domain, path: str) -> None:
 
 def test_the_trees_of_these_tests_are_whole(tmp_path: Path) -> None:
     """Or every other test that uses them would prove nothing."""
-    for domain, build in ((TRITON, triton), (INDUCTOR, inductor), (TORCH_COMPILE, torch_compile)):
-        root = tmp_path / domain.name
-        build(root)
-        paths = tree_of(domain, root).seen
-        assert paths
-        assert {path: fault(domain, path, (root / path).read_bytes()) for path in paths} == dict.fromkeys(paths)
+    build(tmp_path)
+    for domain in TABLE:
+        tree = tree_of(domain, tmp_path / domain.name)
+        assert tree.seen
+        faults = {path: fault(domain, path, Path(tree.directory, path).read_bytes()) for path in tree.seen}
+        assert faults == dict.fromkeys(tree.seen)
+        units = units_of(domain, tree.seen)
+        assert {name: domain.unit_fault(name, paths) for name, paths in units.items()} == dict.fromkeys(units)
     group = next((tmp_path / "triton").rglob("__grp__*.json"))
     assert set(json.loads(group.read_bytes())["child_paths"]) < {path.name for path in group.parent.iterdir()}

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from cachemgr.errors import CannotExecuteError, NoSuchCommandError
-from cachemgr.factors import Profile, describe
+from cachemgr.factors import describe
+from cachemgr.factors.profile import Profile
 from cachemgr.key import Comparison, compare, derive
 
 CPUINFO = "processor\t: {n}\nflags\t\t: sse sse2 avx avx2 {more}\nphysical id\t: 0\ncore id\t\t: {n}\n\n"

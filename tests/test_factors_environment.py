@@ -3,6 +3,7 @@
 import pytest
 
 from cachemgr.factors import environment
+from cachemgr.sensitive import is_secret
 
 
 def values(environ: dict[str, str], device: str = "cpu", salt: str = "salt") -> dict[str, str | None]:
@@ -74,7 +75,7 @@ def test_a_secret_never_counts(name: str) -> None:
     "name", ["max_tokens", "--max-new-tokens", "--tokenizer", "TOKENIZERS_PARALLELISM", "--author"]
 )
 def test_a_name_that_only_resembles_a_secret_is_none(name: str) -> None:
-    assert not environment.is_secret(name)
+    assert not is_secret(name)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachemgr.errors import UsageError
-from cachemgr.key import Factor, Relations, broken, compare, derive, folder, from_folder, is_key
+from cachemgr.key import Factor, Relations, broken, compare, derive, folder, from_folder, is_key, misplaced, sight
 
 GOLDEN = Path(__file__).parent / "data" / "keys.json"
 ROLES = ("guard", "match", "blind")
@@ -168,12 +168,38 @@ def test_guards_are_told_first() -> None:
         (Relations(cuda_runtime="12.10"), Relations(driver_cuda="12.9"), ["cuda_runtime"]),
         (Relations(cuda_runtime="12.8"), Relations(), ["cuda_runtime"]),
         (Relations(driver_cuda="13.0"), Relations(), []),
-        (Relations(ordinals={"rank_0": 0}), Relations(ordinals={"rank_0": 0, "rank_1": 1}), []),
-        (Relations(ordinals={"rank_0": 0}), Relations(ordinals={"rank_0": 1}), ["ordinal of rank_0"]),
-        (Relations(ordinals={"rank_0": 0}), Relations(), ["ordinal of rank_0"]),
     ],
 )
 def test_relations_hold_where_the_host_offers_what_is_needed(
     recorded: Relations, host: Relations, names: list[str]
 ) -> None:
     assert [relation.relation for relation in broken(recorded, host)] == names
+
+
+@pytest.mark.parametrize(
+    ("recorded", "host", "names"),
+    [
+        ({}, {}, []),
+        ({"rank_0_0": 0}, {"rank_0_0": 0, "rank_1_0": 1}, []),
+        ({"rank_0_0": 0, "rank_1_0": 1}, {"rank_0_0": 0, "rank_1_0": 2}, ["device ordinal of rank_1_0"]),
+        ({"rank_8_0": 0}, {"rank_0_0": 0}, []),
+        ({"rank_0_0": 0}, {}, ["device ordinals"]),
+        ({}, {"rank_0_0": 0}, ["device ordinals"]),
+    ],
+)
+def test_a_rank_must_sit_on_the_device_ordinal_it_was_compiled_for(
+    recorded: dict[str, int], host: dict[str, int], names: list[str]
+) -> None:
+    found = misplaced(Relations(ordinals=recorded), Relations(ordinals=host))
+    assert [relation.relation for relation in found] == names
+
+
+def test_sight_is_what_the_engine_cannot_see() -> None:
+    factors = [Factor("torch", "2.13", "guard"), Factor("tokens", "3", "blind"), Factor("length", "1", "match")]
+    assert sight(factors) == sight([*factors[:2], Factor("length", "2", "match")])
+    assert sight(factors) != sight([factors[0], Factor("tokens", "5", "blind"), factors[2]])
+    assert sight(factors) != sight([Factor("torch", "2.14", "guard"), *factors[1:]])
+
+
+def test_an_unknown_guard_has_no_sight_to_share() -> None:
+    assert sight([Factor("torch", None, "guard")]) == ""

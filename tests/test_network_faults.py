@@ -18,10 +18,11 @@ from cachemgr import launch
 from cachemgr.cache import Cache
 from cachemgr.capture import Launch
 from cachemgr.cli.session import WallClock
+from cachemgr.domains import TABLE
 from cachemgr.errors import CorruptError, LaunchError, StoreError
 from cachemgr.key import derive
-from cachemgr.launch import Finished, Order, Started
 from cachemgr.observe import STAGE_PREFIX
+from cachemgr.order import Order, Started, Told
 from cachemgr.store import Store, layout
 from cachemgr.store.captures import captures, commit, has_layers, launches, plan_removal, record, remove
 from cachemgr.store.local import LocalStore
@@ -130,7 +131,7 @@ def test_a_restore_whose_layer_cannot_be_opened_places_nothing_and_blames_nobody
     outcome = trees.restore_found(flaky, trees.look_up(full), trees.targets(room))
     assert outcome.files == 0
     assert outcome.damaged == (), "bytes that cannot be read are not damaged bytes"
-    assert len(outcome.reasons) == 4
+    assert len(outcome.reasons) == len(TABLE)
     assert trees.read(room) == {}
     again = trees.restore_found(flaky, trees.look_up(full), trees.targets(room))
     assert again.reasons == ()
@@ -276,7 +277,10 @@ class Notes:
         self.said.extend(event.trouble)
         self.started_with = event
 
-    def finished(self, event: Finished) -> None:
+    def ready(self, event: Told) -> None:
+        self.finished(event)
+
+    def finished(self, event: Told) -> None:
         self.said.extend(event.trouble)
         self.launch = event.launch
 

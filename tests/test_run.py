@@ -23,8 +23,16 @@ def fleet(tmp_path: Path) -> Fleet:
 def test_a_start_on_a_second_machine_is_used_and_adds_nothing(fleet: Fleet) -> None:
     cold = fleet.machine("one").run(*fleet.command("f", "g"))
     warm = fleet.machine("two").run(*fleet.command("f", "g"))
-    assert (cold["result"], cold["verdict"], cold["added"]) == ("none", "cold", {"inductor": 2, "triton": 0})
-    assert (warm["result"], warm["verdict"], warm["added"]) == ("exact", "used", {"inductor": 0, "triton": 0})
+    assert (cold["result"], cold["verdict"], cold["added"]) == (
+        "none",
+        "cold",
+        {"inductor": 2, "triton": 0, "cute_dsl": 0},
+    )
+    assert (warm["result"], warm["verdict"], warm["added"]) == (
+        "exact",
+        "used",
+        {"inductor": 0, "triton": 0, "cute_dsl": 0},
+    )
     assert warm["restored_files"] == 2
     assert warm["key"] == cold["key"] == warm["artifact"]
     assert warm["published"] is None
@@ -178,7 +186,7 @@ def test_the_child_is_told_about_its_launch(fleet: Fleet) -> None:
     told = json.loads(report["stdout"])
     assert told["CACHEMGR_LAUNCH"] == report["launch"]
     assert told["CACHEMGR_KEY"] == report["key"]
-    assert told["CACHEMGR_PINNED"] == "TORCHINDUCTOR_CACHE_DIR:TRITON_CACHE_DIR"
+    assert told["CACHEMGR_PINNED"] == "CUTE_DSL_CACHE_DIR:TORCHINDUCTOR_CACHE_DIR:TRITON_CACHE_DIR"
 
 
 def test_a_directory_that_the_user_chose_is_respected_and_filled(fleet: Fleet) -> None:

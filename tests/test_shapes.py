@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from cachemgr import heal, live
-from cachemgr.domains import TABLE, Target, by_name
+from cachemgr.domains import TABLE, TORCH_PROGRAM, Target, by_name
 from cachemgr.domains.leftovers import ORPHANED_SECONDS
 from cachemgr.examine import UnfitError, examine, units_of
 from cachemgr.heal import Ailing
@@ -519,7 +519,8 @@ def test_a_private_live_directory_goes_without_what_its_links_lead_to(tmp_path: 
     key = derive(trees.FACTORS)
     environ = {"VLLM_CACHE_ROOT": str(tmp_path / "root"), "TMPDIR": str(tmp_path)}
     before = trees.state(outside)
-    room = live.enter(environ, TABLE[1:3], key, "launch-1", purpose="compiling", alone=True, now=NOW, notes=[])
+    claim = live.Claim(key, "launch-1", "compiling", "sight")
+    room = live.enter(environ, TORCH_PROGRAM, claim, alone=True, now=NOW, notes=[])
     own = Path(room.targets[0].directory).parent
     link_out(own, outside)
     room.leave(in_use=False)

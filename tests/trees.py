@@ -11,6 +11,9 @@ import json
 import os
 import pprint
 import random
+import re
+import sys
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -32,6 +35,8 @@ from cachemgr.warm import Restored, restore
 from tests.stores import MemoryStore, spool
 
 NOW_NS = 1_800_000_000_000_000_000
+OLD_NS = 1_700_000_000_000_000_000
+"""When settled files were written."""
 
 AOT_NAME = "5e" * 32
 TEN_HEX = "40a0994a95"
@@ -66,7 +71,7 @@ def write(root: Path | str, files: Mapping[str, bytes], *, old: bool = True) -> 
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)
         if old:
-            os.utime(target, ns=(1_700_000_000_000_000_000, 1_700_000_000_000_000_000))
+            os.utime(target, ns=(OLD_NS, OLD_NS))
 
 
 def read(root: Path | str) -> dict[str, bytes]:
@@ -220,6 +225,152 @@ def modelinfos(root: Path | str) -> None:
     write(root, {name: b'{"hash": "d41d8cd98f00b204e9800998ecf8427e", "modelinfo": {"architecture": "Llama"}}'})
 
 
+def deep_gemm(root: Path | str) -> list[str]:
+    """A DeepGEMM cache of two kernels (`csrc/jit/compiler.hpp`), and what a compiler that died left of a third."""
+    units = [f"cache/kernel.fp8_gemm.{'0a' * 16}", f"cache/kernel.smxx_layout.{'0b' * 16}"]
+    for unit_name in units:
+        write(root, {f"{unit_name}/kernel.cu": f"// Includes' hash value: 1\n// {unit_name}".encode()})
+        write(root, {f"{unit_name}/kernel.cubin": elf(unit_name)})
+    write(root, {"tmp/1f2e-77-00c0ffee/kernel.cu": b"half"})
+    return units
+
+
+def cute_module(seed: str) -> bytes:
+    """Byte-code with its checksum, as `write_bytecode_with_crc32` ends it."""
+    code = b"ML\xefR" + noise(seed, 400)
+    return code + zlib.crc32(code).to_bytes(4, sys.byteorder)
+
+
+def cute_dsl(root: Path | str) -> list[str]:
+    """A CuTe DSL cache (`base_dsl/cache_helpers.py`, `save_ir`)."""
+    names = [f"cute_dsl_{hashlib.sha256(seed.encode()).hexdigest()}.mlir" for seed in ("one", "two")]
+    write(root, {name: cute_module(name) for name in names})
+    write(root, {f"tmp.pid_77_ab/{names[0]}": b"half", "pyir_class_facts/x.json": b"{}"})
+    return sorted(names)
+
+
+def tilelang_entry(directory: str, files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """A directory of TileLang with its manifest (`cache/kernel_cache.py`, `_write_manifest`)."""
+    listed = {name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
+    manifest = json.dumps({"version": 1, "files": listed}, indent=2, sort_keys=True).encode()
+    return {f"{directory}/{name}": data for name, data in {**files, "manifest.json": manifest}.items()}
+
+
+def tilelang(root: Path | str) -> list[str]:
+    """A TileLang cache with kernels of three back ends and a binary, and what must stay behind."""
+    space = "0.1.15/linux-x86_64"
+    sources = {"device_kernel.cu": b"// device", "host_kernel.cu": b"// host", "params.json": b"[]"}
+    python = {"device_kernel.py": b"# device", "host_kernel.py": b"# host", "params.json": b"[]"}
+    entries = [
+        {**sources, "kernel_lib.so": elf("tvm_ffi")},
+        {**sources, "kernel.cubin": elf("nvrtc"), "kernel.py": b"# nvrtc"},
+        {**python, "kernel.py": b"# cute", "launcher_lib.so": elf("launcher"), "launcher.cpp": b"// launcher"},
+    ]
+    keys = [hashlib.sha256(str(at).encode()).hexdigest() for at in range(len(entries))]
+    units = [f"{space}/kernels/{key}" for key in keys]
+    for directory, files in zip(units, entries, strict=True):
+        write(root, tilelang_entry(directory, files))
+    binary = f"0.1.15/cuda-binaries/{keys[0]}"
+    image = elf("image")
+    facts = {"format": "x", "size": len(image), "sha256": hashlib.sha256(image).hexdigest()}
+    write(root, {f"{binary}/kernel.cubin": image, f"{binary}/metadata.json": json.dumps(facts).encode()})
+    write(root, {f"{space}/.staging/{keys[1]}_77_ab/params.json": b"half", "py-cache/add.12ab.py": b"x = 1\n"})
+    write(root, {f"{units[0]}/.kernel_lib.77_ab.tmp.so": b"half", f"autotuner/{keys[2]}/function.pkl": b"\x80\x05."})
+    return sorted([*units, binary])
+
+
+def ninja_build(name: str) -> dict[str, bytes]:
+    """A finished build directory: rules with absolute paths, ninja's logs, an object and the library.
+
+    It names the place where it was built, wherever it lies: nobody can move it.
+    """
+    directory = f"/root/.cache/engine/{name}"
+    rules = f"rule link\n  command = c++ $in -o $out\nbuild {directory}/{name}.so: link {directory}/{name}.o\n"
+    return {
+        "build.ninja": rules.encode(),
+        ".ninja_log": f"# ninja log v6\n1\t2\t1700000000000000000\t{directory}/{name}.o\tab12\n".encode(),
+        ".ninja_deps": b"# ninjadeps\n\x04\0\0\0" + directory.encode(),
+        f"{name}.o": elf(name + ".o"),
+        f"{name}.so": elf(name),
+    }
+
+
+def flashinfer_jit(root: Path | str) -> list[str]:
+    """`~/.cache/flashinfer` with two modules that ninja built and CuTe kernels, and what must stay behind."""
+    space = "0.7.4/90a"
+    modules = ["batch_prefill", "norm"]
+    for name in modules:
+        write(f"{root}/{space}/cached_ops/{name}", ninja_build(name))
+    sources = f"{space}/generated/batch_prefill"
+    write(root, {f"{sources}/kernel.cu": b"// generated"})
+    cute = f"{space}/cached_ops/gemm_sm90a_cute_dsl"
+    write(root, {f"{cute}/gemm_a.o": elf("gemm_a"), f"{cute}/meta.json": b'{"arch": "sm90a"}'})
+    write(root, {f"{cute}/gemm_b.o.tmp.77": b"half", f"{space}/cached_ops/tmp/norm.lock": b""})
+    write(root, {f"{space}/flashinfer_jit.log": b"log", f"{space}/cached_ops/tmp/flashinfer_jit.ninja": b"x"})
+    return sorted([*(f"{space}/cached_ops/{name}" for name in modules), sources, cute])
+
+
+def flashinfer_cubins(root: Path | str) -> list[str]:
+    """Downloaded cubins with the list of their hashes (`jit/cubin_loader.py`)."""
+    artifact = "0a1b2c3d/fmha/trtllm-gen"
+    image = elf("fmha")
+    lists = f"{hashlib.sha256(image).hexdigest()} fmha_a.cubin\n".encode()
+    files = {f"{artifact}/fmha_a.cubin": image, f"{artifact}/checksums.txt": lists, f"{artifact}/include/X.h": b"// X"}
+    write(root, files)
+    write(root, {f"{artifact}/fmha_a.cubin.lock": b"", f"{artifact}/fmha_b.cubin.00ff.tmp": b"half"})
+    return sorted(files)
+
+
+def winner(key: str) -> tuple[str, bytes]:
+    """An entry of the managed autotuner, and the name that its key gives it (`autotune_cache.py`, `publish`)."""
+    name = hashlib.sha256(key.encode()).hexdigest()[:24]
+    return f"{name}.json", json.dumps({"key": key, "runner": "R", "tactic": 3}, indent=2, sort_keys=True).encode()
+
+
+def flashinfer_winners(root: Path | str) -> list[str]:
+    """A managed autotune store of one environment."""
+    space = "v2/0123456789abcdef"
+    files = {f"{space}/entries/{name}": data for name, data in (winner("('gemm', 1)"), winner("('gemm', 2)"))}
+    files[f"{space}/manifest.json"] = b'{"cache_schema": "v2"}'
+    write(root, files)
+    write(root, {f"{space}/entries/.autotune_ab12.tmp": b"half"})
+    return sorted(files)
+
+
+def flashinfer_autotune(root: Path | str) -> list[str]:
+    """`flashinfer_autotune_cache` of a vLLM 0.32 with two ranks, and of one up to 0.31."""
+    units = [f"0.7.4/90a/{letters * 32}" for letters in ("ab", "cd")]
+    tuned = b'{"_metadata": {"flashinfer_version": "0.7.4"}, "(\'gemm\', 1)": ["R", 3]}'
+    write(root, {f"{units[0]}/autotune_configs_dp0_rank{rank}.json": tuned for rank in (0, 1)})
+    write(root, {f"{units[1]}/autotune_configs.json": tuned, f"{units[1]}/.autotune_configs.json.ab12.tmp": b"half"})
+    return units
+
+
+def tvm_ffi(root: Path | str) -> list[str]:
+    """`~/.cache/tvm-ffi` with a built module and torch's addon, and their locks."""
+    addon, module = "libtorch_c_dlpack_addon_torch213-cuda-0a1b2c3d.so", "moe_0123456789abcdef"
+    write(f"{root}/{module}", {**ninja_build("moe"), "cuda.cu": b"// source", "lock": b""})
+    write(root, {addon: elf("addon"), f"{addon}.lock": b"", f"{addon}.tmp": b"half"})
+    return sorted([addon, module])
+
+
+def torch_extensions(root: Path | str) -> list[str]:
+    """`~/.cache/torch_extensions` with one extension whose builder died: its lock is there."""
+    module = "py311_cu130/nccl_allocator"
+    write(f"{root}/{module}", {**ninja_build("nccl_allocator"), "main.cpp": b"// source"})
+    write(root, {f"{module}/lock": b"", f"{module}/.ninja_lock": b""})
+    return [module]
+
+
+def startup_plan(root: Path | str) -> list[str]:
+    """`startup_plan` of a vLLM with two ranks."""
+    prints = ["0123456789abcdef", "fedcba9876543210"]
+    files = {f"startup_plan_{each}.json": json.dumps({"schema": 1, "fingerprint": each}).encode() for each in prints}
+    write(root, files)
+    write(root, {f"startup_plan_{prints[0]}.json.tmp.77": b"half"})
+    return sorted(files)
+
+
 def tree_of(domain: Domain, root: Path | str, touched: Iterable[str] | None = None) -> Tree:
     """A live directory as a launch left it; without `touched`, all of it was used."""
     seen = scan(str(root), domain.travels)
@@ -270,13 +421,27 @@ BUILDERS: dict[str, Callable[[Path], object]] = {
     "inductor": inductor,
     "triton": triton,
     "modelinfos": modelinfos,
+    "flashinfer_autotune": flashinfer_autotune,
+    "deep_gemm": deep_gemm,
+    "cute_dsl": cute_dsl,
+    "tilelang": tilelang,
+    "flashinfer_jit": flashinfer_jit,
+    "flashinfer_cubins": flashinfer_cubins,
+    "flashinfer_winners": flashinfer_winners,
+    "tvm_ffi": tvm_ffi,
+    "torch_extensions": torch_extensions,
+    "startup_plan": startup_plan,
 }
 
 
-def build(root: Path) -> list[Tree]:
-    """A live tree of every domain below `root`, one directory each."""
-    for name, builder in BUILDERS.items():
-        builder(root / name)
+FEW = ("torch_compile", "inductor", "triton", "modelinfos", "flashinfer_jit")
+"""Domains of every kind, for tests that do one thing once per file."""
+
+
+def build(root: Path, names: Iterable[str] = tuple(BUILDERS)) -> list[Tree]:
+    """A live tree of these domains below `root`, one directory each."""
+    for name in names:
+        BUILDERS[name](root / name)
     return live(root)
 
 
@@ -366,6 +531,9 @@ def renamed(value: object, directory: str) -> object:
     return value
 
 
+NAMES_ITS_DIRECTORY = re.compile(r"(?:__grp__[^/]*\.json|vllm_compile_cache\.py)$")
+
+
 def assert_moved(domain: Domain, old: Path | str, new: Path | str) -> int:
     """Every file that travels arrived byte for byte, and relocated ones name the new directory in every path.
 
@@ -376,7 +544,7 @@ def assert_moved(domain: Domain, old: Path | str, new: Path | str) -> int:
     assert arrived.keys() == travelling.keys()
     relocated = 0
     for path, data in arrived.items():
-        if domain.relocation_of(path) is None:
+        if NAMES_ITS_DIRECTORY.search(path) is None:
             assert data == travelling[path], path
             continue
         relocated += 1

@@ -6,15 +6,17 @@ from pathlib import Path
 
 import click
 
+from cachemgr.before import store_salt
 from cachemgr.cli import EXIT_CODES, output
 from cachemgr.cli.session import PASS_THROUGH, cache_of, command_argument, settings_of
-from cachemgr.domains import TORCH_PROGRAM
-from cachemgr.factors import Profile, describe
+from cachemgr.domains import of_engine
+from cachemgr.factors import describe
+from cachemgr.factors.profile import Profile
 from cachemgr.heads import Heads
 from cachemgr.key import derive
-from cachemgr.launch import KEY_VARIABLE, store_salt
 from cachemgr.live import pins, planned
 from cachemgr.lookup import Found, find
+from cachemgr.order import KEY_VARIABLE
 
 
 def _profile(ctx: click.Context, command: tuple[str, ...]) -> Profile:
@@ -65,7 +67,7 @@ def env(ctx: click.Context, as_json: bool, command: tuple[str, ...]) -> None:
     """Print the variables that `cachemgr run -- CMD` would set, as `export` lines for a shell."""
     profile = _profile(ctx, command)
     key = derive(profile.factors)
-    pinned = pins(planned(os.environ, TORCH_PROGRAM, key))
+    pinned = {**profile.pins, **pins(planned(os.environ, of_engine(profile.engine), key))}
     variables = {**profile.constants, **pinned, KEY_VARIABLE: key}
     if as_json:
         output.document(key=key, variables=variables)

@@ -12,7 +12,10 @@ from cachemgr.cache import open_cache
 from cachemgr.capture import Launch, encode_launch
 from cachemgr.cli import EXIT_CODES, output
 from cachemgr.cli.session import PASS_THROUGH, WallClock, command_argument, new_launch, settings_of
+from cachemgr.domains import ON_REQUEST
+from cachemgr.errors import UsageError
 from cachemgr.executables import resolve
+from cachemgr.order import Order, Started, Told
 from cachemgr.settings import Settings
 
 
@@ -24,6 +27,7 @@ from cachemgr.settings import Settings
 @click.option("--ignore-arg", multiple=True, metavar="NAME", help="argument that does not shape what is compiled")
 @click.option("--deadline", type=float, metavar="SECONDS", help="how long look-up and restore may delay the start")
 @click.option("--ready-file", metavar="FILE", help="file that appears when CMD, which runs for long, is ready")
+@click.option("--also", multiple=True, metavar="DOMAIN", help="a cache that is kept on request only: startup_plan")
 @click.option("--wait", type=float, metavar="SECONDS", help="how long to wait for a launch that compiles the same key")
 @command_argument
 @click.pass_context
@@ -36,6 +40,7 @@ def run(
     ignore_arg: tuple[str, ...],
     deadline: float | None,
     ready_file: str | None,
+    also: tuple[str, ...],
     wait: float | None,
     command: tuple[str, ...],
 ) -> None:
@@ -55,13 +60,14 @@ def run(
         ignore_arg=ignore_arg or None,
         deadline=deadline,
         ready_file=ready_file,
+        also=also or None,
         wait=wait,
     )
     ctx.exit(_launched(settings, command))
 
 
 def _launched(settings: Settings, command: tuple[str, ...]) -> int:
-    order = launch.Order(
+    order = Order(
         argv=command,
         environ=dict(os.environ),
         cwd=Path.cwd(),
@@ -74,8 +80,19 @@ def _launched(settings: Settings, command: tuple[str, ...]) -> int:
         deadline=settings.deadline,
         wait=settings.wait,
         ready_file=settings.ready_file,
+        also=_known(settings.also),
     )
     return launch.run(order, open_cache(settings, os.environ), WallClock(), _Teller(settings.report))
+
+
+def _known(also: tuple[str, ...]) -> tuple[str, ...]:
+    names = {domain.name for domain in ON_REQUEST}
+    unknown = sorted(set(also) - names)
+    if unknown:
+        raise UsageError(
+            f"`{unknown[0]}` is no cache that is kept on request", hint=f"one of {', '.join(sorted(names))}"
+        )
+    return also
 
 
 def _become(command: tuple[str, ...]) -> NoReturn:
@@ -88,21 +105,40 @@ class _Teller:
 
     def __init__(self, report: Path | None) -> None:
         self._report = report
+        self._told: Told | None = None
 
     def note(self, line: str) -> None:
         output.say(line)
 
-    def started(self, event: launch.Started) -> None:
+    def started(self, event: Started) -> None:
         for line in event.trouble:
             output.say(line)
         output.say(_before(event))
 
-    def finished(self, event: launch.Finished) -> None:
+    def ready(self, event: Told) -> None:
+        """The verdict, once the command serves. It may run for weeks, so the report is written now as well."""
+        self._tell(event)
+        self._told = event
+
+    def finished(self, event: Told) -> None:
+        if self._told is None or _is_news(event):
+            self._tell(event)
+        elif self._report is not None:
+            _write_report(self._report, event.launch)
+
+    def _tell(self, event: Told) -> None:
         for line in event.trouble:
             output.say(line)
         output.say(_after(event))
+        for line in event.advice:
+            output.say(line)
         if self._report is not None:
             _write_report(self._report, event.launch)
+
+
+def _is_news(last: Told) -> bool:
+    """Whether the end of a command says more than its verdict did."""
+    return bool(last.trouble or last.published.capture or last.launch.added_after_ready)
 
 
 def _write_report(path: Path, launch: Launch) -> None:
@@ -115,7 +151,7 @@ def _write_report(path: Path, launch: Launch) -> None:
         output.say(f"the report cannot be written to {path}: {error.strerror or error}")
 
 
-def _before(event: launch.Started) -> str:
+def _before(event: Started) -> str:
     found, restored = event.found, event.restored
     if found.artifact is None:
         return f"no artifact yet for {output.short(event.key)} · starts cold"
@@ -136,17 +172,16 @@ def _before(event: launch.Started) -> str:
     return " · ".join([*parts, *found.reasons, *restored.reasons])
 
 
-def _after(event: launch.Finished) -> str:
+def _after(event: Told) -> str:
     told, published = event.launch, event.published
-    took = f"ran {output.seconds(told.phases['run'])}"
-    if event.cold_seconds is not None:
-        took += f" (cold {output.seconds(event.cold_seconds)})"
     parts = [
         told.verdict,
         f"{output.counted(told.restored_files + told.present_files, 'file')} offered",
-        took,
+        _took(event),
         f"{sum(told.added.values()):,} added",
     ]
+    if told.added_after_ready:
+        parts.append(f"{told.added_after_ready:,} of them while serving")
     if published.capture is not None:
         parts.append(
             f"captured {output.counted(published.files, 'file')} "
@@ -158,3 +193,12 @@ def _after(event: launch.Finished) -> str:
         first = published.refused[0]
         parts.append(f"{output.counted(len(published.refused), 'unit')} left out: {first.unit} {first.reason}")
     return " · ".join(parts)
+
+
+def _took(event: Told) -> str:
+    """Seconds of what the engine itself calls its start where it said so, else of all."""
+    phases = event.launch.phases
+    phase, name = ("init_engine", "init engine") if "init_engine" in phases else ("run", "ran")
+    took = f"{name} {output.seconds(phases[phase])}"
+    cold = event.cold.get(phase)
+    return took if cold is None else f"{took} (cold {output.seconds(cold)})"

@@ -7,7 +7,9 @@ text; nothing is unpickled, imported or executed.
 
 import ast
 import json
+import sys
 import warnings
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -100,3 +102,35 @@ def ends_as_pickle(content: Content) -> str | None:
     if not content.size:
         return "is empty"
     return None if not content.whole or content.head.endswith(b".") else "is cut off"
+
+
+def json_object(content: Content) -> str | None:
+    """Its engine reads a JSON object and nothing else."""
+    if not content.whole:
+        return None
+    return "is no complete JSON object" if parsed_object(content.head) is None else None
+
+
+def parsed_object(data: bytes) -> dict[str, object] | None:
+    """The JSON object that these bytes are, or None."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def whole_when_elf(content: Content) -> str | None:
+    """Not empty, and not cut off where it is an ELF file."""
+    return whole_elf(content) if content.head[:4] == b"\x7fELF" else not_empty(content)
+
+
+def ends_with_crc(content: Content) -> str | None:
+    """The last four bytes are the CRC-32 of those before, in this machine's byte order (nvidia-cutlass-dsl 4.8
+    `base_dsl/cache_helpers.py`, `read_bytecode_and_check_crc32`)."""
+    if content.size < 4:
+        return "is empty" if not content.size else "is cut off"
+    if not content.whole:
+        return None
+    found = int.from_bytes(content.head[-4:], sys.byteorder)
+    return None if zlib.crc32(content.head[:-4]) == found else "has other bytes than its checksum says"

@@ -5,10 +5,16 @@ from dataclasses import dataclass, field
 
 from cachemgr.domains.checks import Check
 
+ROOT_VARIABLE = "VLLM_CACHE_ROOT"
+"""What moves everything that vLLM keeps by names of its own (vLLM 0.26-0.33 `envs.py`)."""
+
 
 @dataclass(frozen=True)
 class Relocation:
-    """How one kind of file is stored without its directory (`detach`) and given a new one (`attach`)."""
+    """How one kind of file is stored without its directory (`detach`) and given a new one (`attach`).
+
+    A scrub is one whose `attach` changes nothing (`cachemgr.domains.scrub`).
+    """
 
     detach: Callable[[bytes, Collection[str]], bytes]
     attach: Callable[[bytes, str], bytes]
@@ -25,6 +31,15 @@ class Domain:
     """The environment variable that moves it."""
     subdirectory: str = ""
     """Where it lies below the directory that the variable names."""
+    moved_by: str = ""
+    """Another variable, which names its directory itself; while it is set, `variable` does not move this cache."""
+    usual_base: str = ""
+    """What an unset `variable` means (`~` is the home directory) for a cache that is never moved: it is used where the
+    engine puts it, since its files name that place or since a copy elsewhere would hide what an image brought along."""
+    in_place: bool = False
+    """Whether it lies below vLLM's own root, by names that all launches share, so that only that root is moved."""
+    source: str = field(kw_only=True)
+    """Where its layout and rules were read: project, version, file."""
     travels: Callable[[str], bool] = field(kw_only=True)
     """Whether a file belongs into a capture: never locks, temporaries, or facts about one machine."""
     unit_of: Callable[[str], str] = field(kw_only=True)
@@ -39,8 +54,20 @@ class Domain:
     """Looked up by the hash of everything that matters, so that a near artifact's units are always safe to offer."""
     entry_of: Callable[[str], str | None] = field(kw_only=True, default=lambda _unit: None)
     """The engine's own name of a unit, where it has one."""
+    ranks_of: Callable[[str, Collection[str]], frozenset[str]] = field(
+        kw_only=True, default=lambda _unit, _paths: frozenset()
+    )
+    """The ranks that a unit with these paths has something of, as `rank_<rank>_<dp>`; none when it is not divided by
+    ranks."""
     keeps_mtimes: bool = field(kw_only=True, default=False)
     """Whether validity depends on modification times (ninja)."""
+    exact_only: bool = field(kw_only=True, default=False)
+    """Restored only where every factor is equal."""
+    bound: bool = field(kw_only=True, default=False)
+    """Whether files name their own directory in a way that nobody can rewrite (ninja's logs): of no use, and of no
+    harm, below another one."""
+    needs_compile: bool = field(kw_only=True, default=False)
+    """Whether only torch.compile writes it, so that a start with `--enforce-eager` has none."""
 
 
 @dataclass(frozen=True)
@@ -51,3 +78,5 @@ class Target:
     directory: str
     ours: bool
     """False where the user chose the directory."""
+    pin: tuple[str, str] | None = None
+    """The variable and its value that make the engine use this directory, where it would not by itself."""

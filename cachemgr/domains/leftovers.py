@@ -2,7 +2,10 @@
 
 Nothing reads them, nobody else removes them, and each crash adds some. Names: triton 3.6-3.9 `runtime/cache.py`
 (`tmp.pid_<pid>_<uuid>/`, older `<file>.tmp.pid_<pid>_<n>`), torch 2.13 `_inductor/codecache.py` (`.<pid>.<tid>.tmp`),
-vLLM 0.28-0.32 `compilation/decorators.py` (`model.<pid>.tmp`), tilelang 0.1.15 (`.staging_<id>/`).
+vLLM 0.28-0.33 `compilation/decorators.py` (`model.<pid>.tmp`) and `v1/worker/startup_plan.py` (`<file>.tmp.<pid>`),
+tilelang 0.1.15 `cache/kernel_cache.py` (`.staging/<key>_<pid>_<id>/`, `.<stem>.<pid>_<id>.tmp.so`; older
+`.staging_<id>/`), DeepGEMM 2.x `csrc/jit/compiler.hpp` (`tmp/<uuid>/kernel.*`), nvidia-cutlass-dsl 4.8
+`base_dsl/cache_helpers.py` (`tmp.pid_<pid>_<uuid>/`), flashinfer 0.7 `jit/cubin_loader.py` (`<file>.<id>.tmp`).
 """
 
 import re
@@ -10,7 +13,12 @@ import re
 ORPHANED_SECONDS = 3600.0
 """How old a temporary must be to have no writer any more: the longest compile of one kernel is far shorter."""
 
-_TEMPORARY = re.compile(r"(?:^|/)(?:tmp\.pid_[^/]+|\.staging_[^/]+|[^/]*\.tmp|[^/]+\.tmp\.pid_[^/]+)(?:/|$)")
+_TEMPORARY = re.compile(
+    r"(?:^|/)(?:"
+    r"(?:tmp\.pid_[^/]+|\.staging(?:_[^/]+)?|[^/]*\.tmp(?:\.so)?|[^/]+\.tmp\.(?:pid_[^/]+|\d+))(?:/|$)"
+    r"|tmp/[^/]+/kernel\.[^/]+$"
+    r")"
+)
 
 
 def is_temporary(path: str) -> bool:

@@ -49,7 +49,7 @@ def attach_json(data: bytes, directory: str) -> bytes:
 
 
 def detach_literal(data: bytes, siblings: Collection[str]) -> bytes:
-    """A `vllm_compile_cache.py` index with its paths stored relative (vLLM 0.26-0.32 `compilation/backends.py`,
+    """A `vllm_compile_cache.py` index with its paths stored relative (vLLM 0.26-0.33 `compilation/backends.py`,
     `save_to_file`; below 0.32 the engine loads by the absolute path).
 
     Raises:
@@ -61,6 +61,11 @@ def detach_literal(data: bytes, siblings: Collection[str]) -> bytes:
 def attach_literal(data: bytes, directory: str) -> bytes:
     """The inverse of `detach_literal` for a file that now lies in `directory`."""
     return _printed(_mapped(_literal(data), lambda text: _attached(text, directory)))
+
+
+def unchanged(data: bytes, _directory: str) -> bytes:
+    """An `attach` for files whose stored form is what an engine may find."""
+    return data
 
 
 def _literal(data: bytes) -> object:

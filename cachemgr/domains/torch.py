@@ -8,7 +8,7 @@ cross a blind difference. Precompiled headers (130 to 154 MB per flag set) and l
 
 from collections.abc import Collection
 
-from cachemgr.domains import checks, triton
+from cachemgr.domains import checks, scrub, triton
 from cachemgr.domains.domain import Domain, Relocation
 
 _STAYS = frozenset({"locks", "precompiled_headers", "tmp"})
@@ -69,9 +69,10 @@ def unit_fault(unit: str, paths: Collection[str]) -> str | None:
 
 
 def relocation_of(path: str) -> Relocation | None:
-    """Only Triton's group files name their directory."""
-    inner = _inside_triton(path.split("/"))
-    return triton.relocation_of(inner) if inner else None
+    """Triton's group files name their directory, and a tuning's winner says how long it took."""
+    if inner := _inside_triton(path.split("/")):
+        return triton.relocation_of(inner)
+    return scrub.WINNER if path.endswith(".best_config") else None
 
 
 def _inside_triton(parts: list[str]) -> str:
@@ -88,4 +89,5 @@ INDUCTOR = Domain(
     unit_fault=unit_fault,
     relocation_of=relocation_of,
     content_keyed=False,
+    source="torch 2.13 _inductor/codecache.py, _inductor/runtime/autotune_cache.py",
 )

@@ -66,4 +66,5 @@ TRITON = Domain(
     unit_fault=unit_fault,
     relocation_of=relocation_of,
     content_keyed=True,
+    source="triton 3.6-3.9 runtime/cache.py, compiler/compiler.py",
 )

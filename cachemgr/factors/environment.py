@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from cachemgr import digest
 from cachemgr.factors.text import encodable
 from cachemgr.key import Factor, Role
+from cachemgr.sensitive import is_secret
 
 _PREFIXES = (
     "TORCHINDUCTOR_",
@@ -135,10 +136,6 @@ _CLEAR = _BLIND | frozenset(
 )
 _SWITCH = re.compile(r"|[+-]?\d{1,6}|true|false|yes|no|on|off|none", re.IGNORECASE)
 
-_SECRET = re.compile(
-    r"TOKEN(_|$)|SECRET|PASSW(OR)?D|PASSPHRASE|API_?KEY|CREDENTIAL|ACCESS_?KEY|PRIVATE_?KEY|AUTH(_|$)|BEARER",
-    re.IGNORECASE,
-)
 # Set by the kubelet for every service of the namespace; one named `torch-serve` would be TORCH_SERVE_SERVICE_HOST.
 _SERVICE_LINK = re.compile(r"\w+_SERVICE_(HOST|PORT(_\w+)?)|\w+_PORT_\d+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?")
 _SERVICE_VALUE = re.compile(r"(tcp|udp|sctp)://")
@@ -163,23 +160,24 @@ def factors(environ: Mapping[str, str], *, device: str | None, salt: str) -> tup
     return tuple(found)
 
 
-def is_secret(name: str) -> bool:
-    """Whether a variable or option of this name may hold a secret."""
-    return _SECRET.search(name.replace("-", "_")) is not None
-
-
 def _counts(name: str, value: str, device: str | None) -> bool:
-    if name in _UNCOUNTED or name.startswith(_UNCOUNTED_PREFIXES) or is_secret(name) or _is_service_link(name, value):
+    if name in _UNCOUNTED or name.startswith(_UNCOUNTED_PREFIXES) or is_secret(name) or is_service_link(name, value):
         return False
     if name in _NAMES or name in _BLIND or name.startswith(_PREFIXES):
         return True
     return name.startswith(_CPU_PREFIXES) if device == "cpu" else name in _GPU_NAMES
 
 
-def _is_service_link(name: str, value: str) -> bool:
+def is_service_link(name: str, value: str) -> bool:
+    """Whether the kubelet set a variable, for a service of the namespace."""
     if _SERVICE_LINK.fullmatch(name):
         return True
     return name.endswith("_PORT") and _SERVICE_VALUE.match(value) is not None
+
+
+def is_switch(text: str) -> bool:
+    """Whether a value is a word or number that says on, off or how many: no place for a secret."""
+    return _SWITCH.fullmatch(text) is not None
 
 
 def _role(name: str) -> Role:
@@ -188,6 +186,6 @@ def _role(name: str) -> Role:
 
 def _value(name: str, value: str, salt: str) -> str:
     text = encodable(value)
-    if name in _CLEAR or name.startswith(_CPU_PREFIXES) or _SWITCH.fullmatch(text):
+    if name in _CLEAR or name.startswith(_CPU_PREFIXES) or is_switch(text):
         return text
     return digest.sealed(text, salt)

@@ -8,7 +8,7 @@ the code, and its digest is unknown.
 import csv
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -44,13 +44,13 @@ class Triton(msgspec.Struct, frozen=True):
 
 def torch(path: Sequence[str], cwd: Path) -> Torch:
     """What the first torch on `path` is."""
-    for folder in _folders(path, cwd):
-        text = _read(folder / "torch" / "version.py")
+    for folder in folders(path, cwd):
+        text = text_of(folder / "torch" / "version.py")
         if text is not None:
             assigned = {name: value or quoted for name, value, quoted, _ in _ASSIGNED.findall(text)}
             return Torch(
                 version=assigned.get("__version__") or None,
-                code=_code(_distributions(folder), ("torch",), "torch/"),
+                code=_code(distributions(folder), ("torch",), "torch/"),
                 cuda=_runtime(assigned, "cuda"),
                 hip=_runtime(assigned, "hip"),
                 site=str(folder),
@@ -65,19 +65,20 @@ def _runtime(assigned: dict[str, str], name: str) -> str | None:
 
 def triton(path: Sequence[str], cwd: Path) -> Triton:
     """What the first triton on `path` is. Triton hashes its own files into its keys, so its code counts."""
-    for folder in _folders(path, cwd):
+    for folder in folders(path, cwd):
         if (folder / "triton" / "__init__.py").is_file():
-            installed = _distributions(folder)
-            return Triton(_version(installed, _TRITON), _code(installed, _TRITON, "triton/"))
+            installed = distributions(folder)
+            return Triton(_first_version(installed, _TRITON), _code(installed, _TRITON, "triton/"))
     return Triton(NONE, NONE)
 
 
-def _folders(path: Sequence[str], cwd: Path) -> Iterable[Path]:
+def folders(path: Sequence[str], cwd: Path) -> Iterable[Path]:
+    """The directories of a module path."""
     # Not resolved: Inductor's compiler command line holds the path as the interpreter spells it.
     return (cwd / entry for entry in path)
 
 
-def _distributions(folder: Path) -> dict[str, Path]:
+def distributions(folder: Path, suffix: str = ".dist-info", metadata: str = "METADATA") -> dict[str, Path]:
     """The `*.dist-info` directories of one folder by normalised name (PEP 503)."""
     found: dict[str, Path] = {}
     try:
@@ -85,46 +86,51 @@ def _distributions(folder: Path) -> dict[str, Path]:
     except OSError:
         return found
     for name in names:
-        if name.endswith(".dist-info") and (folder / name / "METADATA").is_file():
-            project = _SEPARATORS.sub("-", name.partition("-")[0]).lower()
+        if name.endswith(suffix) and os.path.isfile(f"{folder}/{name}/{metadata}"):
+            project = _SEPARATORS.sub("-", name.removesuffix(suffix).partition("-")[0]).lower()
             found.setdefault(project, folder / name)
     return found
 
 
-def _version(installed: dict[str, Path], projects: Iterable[str]) -> str | None:
-    for project in projects:
-        if project in installed:
-            found = _METADATA_VERSION.search(_read(installed[project] / "METADATA") or "")
-            return found[1] if found else None
-    return None
+def _first_version(installed: Mapping[str, Path], projects: Iterable[str]) -> str | None:
+    return next((version(installed[project]) for project in projects if project in installed), None)
 
 
-def _code(installed: dict[str, Path], projects: Iterable[str], package: str) -> str | None:
+def version(described: Path, metadata: str = "METADATA") -> str | None:
+    """The version that a `*.dist-info` directory states."""
+    found = _METADATA_VERSION.search(text_of(described / metadata) or "")
+    return found[1] if found else None
+
+
+def _code(installed: Mapping[str, Path], projects: Iterable[str], package: str) -> str | None:
     """Digest of what an installer recorded about the files of `package`, or None when it did not."""
     for project in projects:
         if project in installed:
-            record = _read(installed[project] / "RECORD")
-            return None if record is None else _digest_of_rows(record, package)
+            record = text_of(installed[project] / "RECORD")
+            return None if record is None else recorded(record, package)
     return None
 
 
-def _digest_of_rows(record: str, package: str) -> str | None:
-    # csv is right and slow; no wheel of torch quotes a name, and 15 000 rows are split in 10 ms.
-    lines = record.splitlines()
-    rows = csv.reader(lines) if '"' in record else (line.rsplit(",", 2) for line in lines)
-    kept = sorted(f"{row[0]},{row[1]}" for row in rows if len(row) == 3 and row[1] and not _incidental(row[0]))
+def recorded(record: str, package: str) -> str | None:
+    """Digest of the rows of a RECORD, or None when none of them has a hash of a file below `package`."""
+    # csv is right and slow; few names are quoted, and 15 000 rows are read in 10 ms.
+    rows = (_unquoted(line) if '"' in line else line for line in record.splitlines())
+    kept = [named for row in rows if "," in (named := row.rpartition(",")[0]) and named[-1] != ","]
+    # What differs between two installations of one wheel does not count: scripts, installer notes, byte code.
+    kept = sorted(row for row in kept if ".dist-info/" not in row and ".pyc," not in row and row[:3] != "../")
     if not any(row.startswith(package) for row in kept):
         return None
     return digest.of_bytes("\n".join(kept).encode("utf-8", "surrogateescape"))
 
 
-def _incidental(name: str) -> bool:
-    """Whether a row differs between two installations of one wheel: scripts, installer notes, byte code."""
-    return name.endswith(".pyc") or name.startswith("../") or ".dist-info/" in name
+def _unquoted(line: str) -> str:
+    return ",".join(next(csv.reader([line])))
 
 
-def _read(path: Path) -> str | None:
+def text_of(path: Path) -> str | None:
+    """What a file says; None when it cannot be read."""
     try:
-        return path.read_bytes().decode("utf-8", "surrogateescape")
+        with open(path, "rb") as file:
+            return file.read().decode("utf-8", "surrogateescape")
     except OSError:
         return None

@@ -16,11 +16,11 @@ import msgspec
 
 from cachemgr import digest, executables
 from cachemgr.factors import launchers
-from cachemgr.factors.environment import is_secret
 from cachemgr.factors.interpreter import is_python
 from cachemgr.factors.text import encodable
 from cachemgr.factors.wrappers import Command
 from cachemgr.key import Factor
+from cachemgr.sensitive import is_secret
 
 HIDDEN = "***"
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh"})

@@ -16,7 +16,7 @@ from cachemgr import digest
 from cachemgr.capture import MAX_MANIFEST_BYTES, Launch, Manifest, decode_launch, decode_manifest, encode_launch
 from cachemgr.capture import encode_manifest as encode
 from cachemgr.digest import Digest
-from cachemgr.errors import CorruptError, DeniedError, NotFoundError
+from cachemgr.errors import CorruptError, NotFoundError, StoreError
 from cachemgr.key import Key, from_folder
 from cachemgr.store import Store, layout
 
@@ -70,7 +70,7 @@ def captures(
             found.append(load(store, key, entry.name))
         except NotFoundError:
             continue
-        except (CorruptError, DeniedError) as error:
+        except (CorruptError, StoreError) as error:
             damaged.append(Damaged(key, entry.name, str(error), isinstance(error, CorruptError)))
     return tuple(sorted(found, key=lambda capture: (capture.manifest.created, capture.digest)))
 
@@ -179,7 +179,8 @@ def referenced(store: Store, *, without: set[Key]) -> set[Digest]:
     """The layers that readable captures refer to, leaving out the artifacts `without`.
 
     Raises:
-        CorruptError: a capture cannot be read, so that nobody knows what it refers to; nothing may be removed.
+        CorruptError: a capture is damaged, so that nobody knows what it refers to; nothing may be removed.
+        StoreError: the same, because it cannot be read.
     """
     found: set[Digest] = set()
     for key in keys(store):
@@ -188,6 +189,8 @@ def referenced(store: Store, *, without: set[Key]) -> set[Digest]:
         damaged: list[Damaged] = []
         for capture in captures(store, key, damaged):
             found.update(layer.digest for layer in capture.manifest.layers)
+        if damaged and not damaged[0].corrupt:
+            raise StoreError(f"{damaged[0].reason}; layers that it needs are unknown")
         if damaged:
             raise CorruptError(f"{damaged[0].reason}; layers that it needs are unknown", hint=f"cachemgr rm {key}")
     return found
@@ -216,6 +219,14 @@ def quarantine(store: Store, capture: Digest, *, host: str, reason: str, since: 
     """Keep this host from using a capture again. The capture itself stays, as evidence and for other hosts."""
     report = msgspec.json.encode({"reason": reason, "since": since}, order="sorted")
     store.put(layout.quarantine_name(capture, host), report)
+
+
+def set_apart(store: Store, reasons: Mapping[Digest, str], layers: Iterable[Digest], *, host: str, since: str) -> None:
+    """Quarantine these captures, each with its reason, and discard those of `layers` that are damaged."""
+    for capture, reason in reasons.items():
+        quarantine(store, capture, host=host, reason=reason, since=since)
+    for layer in layers:
+        discard_damaged(store, layer)
 
 
 def quarantined(store: Store, host: str) -> frozenset[Digest]:

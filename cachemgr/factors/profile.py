@@ -1,0 +1,33 @@
+"""What a command would compile, and what that needs of a host."""
+
+import msgspec
+
+from cachemgr.key import Factor, Relations
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """Everything about a command that decides which artifact fits it."""
+
+    engine: str
+    engine_version: str | None
+    model: str
+    """For people: the name of the script or module."""
+    device: str
+    """For people: the name of the GPU, or `cpu`."""
+    factors: tuple[Factor, ...]
+    host: Relations
+    """What this host offers."""
+    needs: Relations
+    """What a capture that is made here needs of its host."""
+    command: tuple[str, ...]
+    """The command line without its secrets."""
+    constants: dict[str, str]
+    """Variables to set for the command because they are in the engine's key."""
+    pins: dict[str, str] = {}
+    """Variables to set for the command because its engine hashes what is a mere place; never factors."""
+    ranks: tuple[str, ...] = ()
+    """The ranks that run on this node, by the names that the engine gives to their directories; empty where unknown."""
+    compiles: bool = True
+    """Whether torch.compile will run at all."""
+    notes: tuple[str, ...] = ()
+    """What a person should know about this reading of the command: facts that were assumed, caches that cannot be."""

@@ -1,0 +1,92 @@
+"""Preparing live directories for a launch: take them, and let its engine find nothing damaged and nothing strange.
+
+What another launch uses stays as it is; then this launch gets directories of its own.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from cachemgr import heal, live
+from cachemgr.domains import Domain
+from cachemgr.live import Claim, Room
+from cachemgr.origins import Shared
+from cachemgr.statcache import StatCache
+
+
+class Prepared:
+    """The live directories of one launch, ready for a restore."""
+
+    def __init__(self, room: Room, claim: Claim) -> None:
+        self.room = room
+        self.shared = Shared(room.root, room.targets, claim.sight, claim.launch) if room.root else None
+
+
+class Preparation:
+    """What preparing needs to know. `notes` takes what had to be done differently."""
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        domains: Sequence[Domain],
+        claim: Claim,
+        *,
+        now_ns: Callable[[], int],
+        notes: list[str],
+    ) -> None:
+        self._environ, self._domains, self._claim = environ, domains, claim
+        self._now_ns, self._notes = now_ns, notes
+
+    def enter(self) -> Prepared:
+        """Take the live directories."""
+        return self._cleared(Prepared(self._room(alone=False), self._claim))
+
+    def heal(self, prepared: Prepared, remembered: Path) -> Prepared:
+        """Set aside what is damaged. `remembered` is the file of the stat cache.
+
+        Raises:
+            OSError: a directory could not be looked at.
+        """
+        stat_cache = StatCache.load(remembered)
+        ailing = heal.look(prepared.room.targets, stat_cache, now_ns=self._now_ns())
+        stat_cache.save(remembered)
+        if not ailing:
+            return prepared
+        if prepared.room.shared(self._claim.launch, now=self._now()):
+            return self._apart(prepared, "the live directory is damaged and in use, so this launch gets one of its own")
+        for each in ailing:
+            self._notes.extend(heal.set_aside(each, self._claim.launch))
+        return prepared
+
+    def _cleared(self, prepared: Prepared) -> Prepared:
+        """Without entries that the engine could take for the right ones."""
+        room, shared = prepared.room, prepared.shared
+        if shared is None or room.root is None:
+            return prepared
+        living = {holder.launch for holder in live.everybody(room.root, self._claim.launch, now=self._now())}
+        shared.recover(living | {self._claim.launch})
+        strange = shared.strange()
+        if not strange:
+            return prepared
+        if living:
+            return self._apart(
+                prepared, f"{room.root} holds entries of unknown origin and is in use, so this launch gets its own"
+            )
+        left = shared.set_aside(strange)
+        if left:
+            return self._apart(prepared, f"{left[0]} cannot be set aside, so this launch gets a root of its own")
+        word = "entry" if len(strange) == 1 else "entries"
+        self._notes.append(f"{len(strange)} {word} of another or unknown origin set aside until the engine has looked")
+        return prepared
+
+    def _apart(self, prepared: Prepared, why: str) -> Prepared:
+        self._notes.append(why)
+        if prepared.shared is not None:
+            prepared.shared.put_back()
+        prepared.room.leave(in_use=False)
+        return Prepared(self._room(alone=True), self._claim)
+
+    def _room(self, *, alone: bool) -> Room:
+        return live.enter(self._environ, self._domains, self._claim, alone=alone, now=self._now(), notes=self._notes)
+
+    def _now(self) -> float:
+        return self._now_ns() / 1e9
