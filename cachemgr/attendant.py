@@ -61,8 +61,10 @@ class Attendant:
 
     def _look_after(self) -> None:
         self._room.beat()
+        if self.ready_work is not None:
+            return
         ready = self._ready()
-        if self.ready_work is not None or (self._captured and not ready):
+        if self._captured and not ready:
             return
         work = self._rest.reached(self._clock.monotonic(), ready=ready)
         if work is None:

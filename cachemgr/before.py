@@ -21,7 +21,7 @@ from cachemgr.lookup import NOTHING, Found, find
 from cachemgr.order import Order, Started
 from cachemgr.outcome import Outcome, Start
 from cachemgr.prepare import Preparation, Prepared
-from cachemgr.store import layout
+from cachemgr.store import Store, layout
 from cachemgr.store.captures import quarantined, set_apart
 from cachemgr.store.lock import held
 from cachemgr.trouble import Patience, Trouble
@@ -42,7 +42,8 @@ class Warm:
         self.room, self.shared = prepared.room, prepared.shared
         self.outcome = outcome
         self.profile = profile
-        self.watch = Watch(self.room.targets, started.restored.offered, started.restored.digests)
+        restored = started.restored
+        self.watch = Watch(self.room.targets, restored.offered, restored.digests, prepared.made_elsewhere)
 
     @property
     def cold(self) -> dict[str, float]:
@@ -57,10 +58,17 @@ class Before:
     def __init__(self, order: Order, cache: Cache, clock: Clock, trouble: Trouble) -> None:
         self.order, self.cache, self.clock, self.trouble = order, cache, clock, trouble
         self._begun = clock.monotonic()
+        self._waiting = 0.0
         self.patience = Patience(cache, clock, trouble)
         self._without: frozenset[Digest] = frozenset()
+        self._kept_out: tuple[str, ...] = ()
         self.opened = False
         """Whether the salt that seals values, and so the key, is the store's own."""
+
+    @property
+    def avoids(self) -> bool:
+        """Whether captures of this very key are in quarantine here."""
+        return bool(self._kept_out)
 
     def profile(self) -> Profile | None:
         """What the command will compile; None when that cannot be found out at all."""
@@ -80,14 +88,23 @@ class Before:
         key = derive(profile.factors)
         found = self._waited(key, profile, self._found(key, profile))
         prepared = self._prepared(key, profile, found)
+        try:
+            return self._filled(key, profile, found, prepared)
+        except BaseException:  # an interrupt as well
+            prepared.leave()
+            raise
+
+    def _filled(self, key: Key, profile: Profile, found: Found, prepared: Prepared) -> Warm:
+        """With what the artifact has in the live directories."""
         room = prepared.room
-        with held(self.cache.lock(key, "restore"), wait=self._left() / 2):
+        with held(self.cache.lock(key, "restore"), wait=max(self._left(), 0.0) / 2):
             restored = self._ask("restoring", NOT_RESTORED, lambda: self._restored(found, profile, room))
         if prepared.shared is not None:
             prepared.shared.vouch(units_offered(room.targets, restored.offered))
         self._quarantine(found, restored)
         seconds = self.clock.monotonic() - self._begun
-        started = Started(key, found, restored, seconds, self.trouble.lines())
+        notes = (*profile.notes, *(() if found.result == "exact" else self._kept_out))
+        started = Started(key, found, restored, seconds, self.trouble.lines(), notes)
         began = self.clock.text()
         start = Start(self.order.launch, self.order.host, began, key, profile, found, restored, seconds)
         refusal = self._no_capture(profile)
@@ -100,22 +117,27 @@ class Before:
     def _looked_up(self, key: Key, profile: Profile) -> Found:
         store, heads = self.cache.store, Heads(self.cache.heads())
         self._without = quarantined(store, self.order.host)
+        self._kept_out = kept_out(store, key, self._without)
         return find(store, key, profile.factors, profile.host, heads, without=self._without)
 
     def _prepared(self, key: Key, profile: Profile, found: Found) -> Prepared:
         """Take the live directories, whole and without strange entries."""
         order, notes = self.order, list[str]()
         purpose: Purpose = "warm" if found.result == "exact" else "compiling"
-        claim = Claim(key, order.launch, purpose, sight(profile.factors))
+        claim = Claim(key, order.launch, purpose, sight(profile.factors, profile.host.ordinals))
         preparation = Preparation(
             order.environ, of_engine(profile.engine, order.also), claim, now_ns=self.clock.now_ns, notes=notes
         )
         prepared = preparation.enter()
-        healed = self.trouble.attempt(
-            "checking the live directories",
-            prepared,
-            lambda: preparation.heal(prepared, self.cache.stat_cache(key)),
-        )
+        try:
+            healed = self.trouble.attempt(
+                "checking the live directories",
+                prepared,
+                lambda: preparation.heal(prepared, self.cache.stat_cache(key)),
+            )
+        except BaseException:
+            prepared.leave()
+            raise
         for note in notes:
             self.trouble.say(note)
         return healed
@@ -138,11 +160,13 @@ class Before:
 
     def _waited(self, key: Key, profile: Profile, found: Found) -> Found:
         """Give a launch that compiles the same a while to publish, if the order says so."""
-        end = self.clock.monotonic() + self.order.wait
-        while found.result != "exact" and self.clock.monotonic() < end:
+        begun, last = self.clock.monotonic(), self.clock.monotonic()
+        while found.result != "exact" and last < begun + self.order.wait:
             if not live.someone_compiles(self.order.environ, key, self.order.launch, now=self._now()):
                 return self._found(key, profile)
             self.clock.sleep(_POLL_SECONDS)
+            last = self.clock.monotonic()
+            self._waiting = last - begun
         return found
 
     def _restored(self, found: Found, profile: Profile, room: live.Room) -> Restored:
@@ -161,7 +185,7 @@ class Before:
 
     def _left(self) -> float:
         """Seconds of the deadline that are left. Waiting for another launch was asked for, and does not count."""
-        return self._begun + self.order.deadline + self.order.wait - self.clock.monotonic()
+        return self._begun + self.order.deadline + self._waiting - self.clock.monotonic()
 
     def _ask(self, name: str, default: T, step: Callable[[], T]) -> T:
         return self.patience.ask(name, default, step, seconds=max(self._left(), 0.0))
@@ -188,6 +212,18 @@ def units_offered(targets: Sequence[Target], offered: Mapping[str, frozenset[str
         target.domain.name: frozenset(map(target.domain.unit_of, offered.get(target.domain.name, ())))
         for target in targets
     }
+
+
+def kept_out(store: Store, key: Key, without: frozenset[Digest]) -> tuple[str, ...]:
+    """That captures of this very key are in quarantine here, for people; empty where none is. Nothing but their
+    absence would show otherwise.
+    """
+    names = store.scan(layout.artifact_prefix(key)) if without else ()
+    count = sum(layout.capture_of(entry.name) in without for entry in names)
+    if not count:
+        return ()
+    captures = "1 capture" if count == 1 else f"{count} captures"
+    return (f"{captures} of this key in quarantine on this host, see `cachemgr show {key[:12]}`",)
 
 
 def store_salt(cache: Cache, *, writable: bool) -> str:

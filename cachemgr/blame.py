@@ -17,6 +17,9 @@ _BAD_CODE = {
     signal.SIGBUS: "a memory access of machine code",
 }
 
+_TOLD = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL})
+"""What somebody sends who wants an engine to end."""
+
 
 class Death(msgspec.Struct, frozen=True):
     """How an engine ended."""
@@ -34,7 +37,7 @@ class Death(msgspec.Struct, frozen=True):
 
 def blamed(death: Death, restored: Mapping[str, Collection[str]]) -> str | None:
     """Why the restored files are to blame, or None. `restored` has paths by live directory."""
-    if death.out_of_memory or not any(restored.values()):
+    if death.out_of_memory or not any(restored.values()) or not _TOLD.isdisjoint(death.signals):
         return None
     named = next((path for path in death.paths if _restored(path, restored)), None)
     if named is not None:

@@ -516,8 +516,8 @@ KNOWN_REASONS: Final = (
         of_entry=False,
     ),
     _reason(
-        r"\[Errno 28\]|No space left on device",
-        "The file system of the cache is full.",
+        r"\[Errno (?:28|122)\]|No space left on device|Disk quota exceeded",
+        "The file system of the cache is full, or the quota of this user is.",
         "Free space, or point VLLM_CACHE_ROOT at a larger file system.",
         "libc:errno 28",
         of_entry=False,
@@ -527,6 +527,13 @@ KNOWN_REASONS: Final = (
         "This user may not read or write the entry; torch writes AOT files with mode 0600.",
         "Start as the user who made the cache, or give that user's files to this one.",
         "libc:errno 13",
+        of_entry=False,
+    ),
+    _reason(
+        r"\[Errno 116\]|Stale file handle",
+        "The cache lies on a network file system, and the file was replaced or removed by another machine.",
+        "Point VLLM_CACHE_ROOT at a local file system; share a store instead of a live directory.",
+        "libc:errno 116",
         of_entry=False,
     ),
     _reason(
@@ -571,6 +578,24 @@ KNOWN_REASONS: Final = (
         "A compiled library in the cache is damaged or was built for another installation; every start will meet it.",
         "Delete the inductor_cache that holds it; the engine never does.",
         "libc:dlopen",
+    ),
+    _reason(
+        r"\.so[.\d]*: cannot open shared object file",
+        "A compiled library in the cache needs a library that is not here, such as another CUDA major version.",
+        f"Delete the entry that holds it. {_SAME_IMAGE}",
+        "libc:dlopen",
+    ),
+    _reason(
+        r"no kernel image is available|device kernel image is invalid",
+        "The entry holds machine code for another GPU, or of a compiler that is newer than the driver.",
+        "Make a cache on each GPU model that serves, and keep drivers as new as where it is made.",
+        "cuda:cudaErrorNoKernelImageForDevice, cudaErrorInvalidKernelImage",
+    ),
+    _reason(
+        r"compiled with an unsupported toolchain",
+        "The entry was compiled for a newer driver than this machine has.",
+        "Update the driver, or make the cache where the oldest driver is.",
+        "cuda:cudaErrorUnsupportedPtxVersion",
     ),
     _reason(
         r"SyntaxError: [^\n]*\(<unknown>, line \d+\)",

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from cachemgr.digest import Digest
-from cachemgr.errors import CorruptError, NotFoundError, StoreError
+from cachemgr.errors import CorruptError, DeniedError, NotFoundError, StoreError
 from cachemgr.key import Factor, Key, Relations
 from cachemgr.places import write_private
 from cachemgr.store import Store, layout
@@ -44,14 +44,22 @@ class Heads:
         """The heads of every readable capture by artifact, oldest first, leaving out `without`.
 
         What cannot be used goes to `damaged`.
+
+        Raises:
+            StoreError: none can be read at all: then it is the store that fails, and not one of its objects.
         """
         self._recall()
         listed = {name: key for key, name in manifests(store) if layout.capture_of(name) not in without}
         for name in self._known.keys() - listed.keys():
             del self._known[name]
             self._changed = True
-        for name in sorted(listed.keys() - self._known.keys()):
-            self._learn(store, listed[name], name, damaged)
+        failures = [
+            failure
+            for name in sorted(listed.keys() - self._known.keys())
+            if (failure := self._learn(store, listed[name], name, damaged)) is not None
+        ]
+        if failures and not self._known:
+            raise failures[0]
         self._remember()
         by_key: dict[Key, list[Head]] = defaultdict(list)
         for head in self._known.values():
@@ -71,13 +79,15 @@ class Heads:
         with suppress(OSError):
             write_private(self._path, msgspec.msgpack.encode(self._known))
 
-    def _learn(self, store: Store, key: Key, name: str, damaged: list[Damaged]) -> None:
+    def _learn(self, store: Store, key: Key, name: str, damaged: list[Damaged]) -> StoreError | None:
+        """Remember one manifest. Returns why the store did not give it, if it did not."""
         try:
             manifest = load(store, key, name).manifest
         except NotFoundError:
-            return
+            return None
         except (CorruptError, StoreError) as error:
             damaged.append(Damaged(key, name, str(error), isinstance(error, CorruptError)))
-            return
+            return error if isinstance(error, StoreError) and not isinstance(error, DeniedError) else None
         self._known[name] = Head(key, manifest.created, manifest.complete, manifest.factors, manifest.needs)
         self._changed = True
+        return None

@@ -21,6 +21,8 @@ BEAT_SECONDS = 30.0
 STALE_SECONDS = 300.0
 """How long a holder that cannot be looked at (another host, another container) counts after its last beat."""
 
+_ATTEMPTS = 20
+"""How often a directory is made that another launch removes because it is the last to leave."""
 _FOLDER = f"{STAGE_PREFIX}held"
 
 Purpose = Literal["compiling", "warm"]
@@ -51,22 +53,31 @@ def describe_self(launch: str, purpose: Purpose, sight: str | None = None) -> Ho
 class Hold:
     """This launch's record in one directory, from `take` until `release`. Beat it at least every BEAT_SECONDS."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, directory: str, holder: Holder) -> None:
+        self._directory, self._holder = directory, holder
+        self._path = f"{directory}/{_FOLDER}/{holder.launch}.json"
         self._beaten = time.monotonic()
 
     @classmethod
     def take(cls, directory: str, holder: Holder) -> "Hold":
         """Say that `holder` uses `directory`, which is made if it is missing. Raises OSError where that is refused."""
-        folder = f"{directory}/{_FOLDER}"
-        make_directory(folder)
-        path = f"{folder}/{holder.launch}.json"
-        aside = f"{folder}/.{holder.launch}"
-        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(holder))
-        os.rename(aside, path)
-        return cls(path)
+        for _attempt in range(_ATTEMPTS):
+            with suppress(FileNotFoundError):
+                _write(directory, holder)
+                return cls(directory, holder)
+        _write(directory, holder)
+        return cls(directory, holder)
+
+    @property
+    def purpose(self) -> Purpose:
+        """What the record says."""
+        return self._holder.purpose
+
+    def compiled(self) -> None:
+        """What it compiled is stored: nobody has to wait for it any more."""
+        self._holder = msgspec.structs.replace(self._holder, purpose="warm")
+        with suppress(OSError):
+            _write(self._directory, self._holder)
 
     def beat(self) -> None:
         """Show that we are alive, when it is time to."""
@@ -81,6 +92,16 @@ class Hold:
         with suppress(OSError):
             os.unlink(self._path)
             os.rmdir(os.path.dirname(self._path))
+
+
+def _write(directory: str, holder: Holder) -> None:
+    folder = f"{directory}/{_FOLDER}"
+    make_directory(folder)
+    aside = f"{folder}/.{holder.launch}"
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(msgspec.json.encode(holder))
+    os.rename(aside, f"{folder}/{holder.launch}.json")
 
 
 def others(directory: str, launch: str, *, now: float) -> list[Holder]:

@@ -16,7 +16,8 @@ features). They are recorded per capture and tested at look-up; they are never p
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Literal, NewType
 
 import msgspec
@@ -33,6 +34,7 @@ Result = Literal["exact", "near", "none"]
 SCHEME = "k1"
 _KEY = re.compile(r"k1:[0-9a-f]{32}")
 _ROLE_ORDER: dict[Role, int] = {"guard": 0, "blind": 1, "match": 2}
+_NO_ORDINALS: Mapping[str, int] = MappingProxyType({})
 
 
 class Factor(msgspec.Struct, frozen=True, order=True):
@@ -72,7 +74,7 @@ class Relations(msgspec.Struct, frozen=True, omit_defaults=True):
     cuda_runtime: str | None = None
     """CUDA version that produced the device code, such as `13.0`."""
     driver_cuda: str | None = None
-    """Newest CUDA version that the installed driver can run. Of a host; a capture records it for `show`."""
+    """Newest CUDA version that the driver of a host can run. Of a capture: the driver under which it was made."""
     ordinals: dict[str, int] = {}
     """Visible device ordinal of each rank, by rank directory name."""
 
@@ -168,9 +170,19 @@ def broken(recorded: Relations, host: Relations) -> tuple[Broken, ...]:
     missing = set(recorded.cpu_features) - set(host.cpu_features)
     if missing:
         found.append(Broken("cpu_features", " ".join(sorted(missing)), "missing"))
-    if recorded.cuda_runtime is not None and _version(host.driver_cuda) < _version(recorded.cuda_runtime):
-        found.append(Broken("cuda_runtime", recorded.cuda_runtime, f"driver runs {host.driver_cuda or 'unknown'}"))
+    cuda = _needed_cuda(recorded)
+    if cuda is not None and _version(host.driver_cuda) < _version(cuda):
+        found.append(Broken("cuda_runtime", cuda, f"driver runs {host.driver_cuda or 'unknown'}"))
     return tuple(found)
+
+
+def _needed_cuda(recorded: Relations) -> str | None:
+    """The CUDA version that a driver must be able to run: that of the runtime, or less where the capture was made under
+    an older driver and so has run there (CUDA Compatibility guide, minor version compatibility)."""
+    runtime, driver = recorded.cuda_runtime, recorded.driver_cuda
+    if runtime is None or driver is None:
+        return runtime
+    return min(runtime, driver, key=_version)
 
 
 def misplaced(recorded: Relations, host: Relations) -> tuple[Broken, ...]:
@@ -193,16 +205,19 @@ def _ordinals(relations: Relations) -> str:
     return " ".join(f"{rank}:{ordinal}" for rank, ordinal in sorted(relations.ordinals.items())) or "unknown"
 
 
-def sight(factors: Iterable[Factor]) -> str:
+def sight(factors: Iterable[Factor], ordinals: Mapping[str, int] = _NO_ORDINALS) -> str:
     """What an engine cannot see in its own key, as one short name: equal for launches that may share its entries.
 
-    Guards are in it as well, because not every engine's name holds all of them. Empty where a guard is unknown: such
-    a launch shares with nobody.
+    Guards are in it as well, because not every engine's name holds all of them, and so are ranks on another device than
+    the one of their number (`ordinals`, by rank directory name; see `misplaced`): launches that differ in their worlds
+    only share as a rule. Empty where a guard is unknown: such a launch shares with nobody.
     """
     kept = [factor for factor in factors if factor.role != "match"]
     if any(factor.role == "guard" and factor.value is None for factor in kept):
         return ""
-    canonical = json.dumps(sorted((factor.name, factor.value) for factor in kept), separators=(",", ":"))
+    pairs: list[tuple[str, str | None]] = [(factor.name, factor.value) for factor in kept]
+    pairs += [(rank, str(ordinal)) for rank, ordinal in ordinals.items() if rank.split("_")[1:2] != [str(ordinal)]]
+    canonical = json.dumps(sorted(pairs), separators=(",", ":"))
     return digest.fingerprint(canonical.encode())
 
 

@@ -41,10 +41,10 @@ def run(order: Order, cache: Cache, clock: Clock, listener: Listener) -> int:
     warm = None if profile is None else trouble.attempt("preparing", None, lambda: before.warm(profile))
     if warm is None:
         return _plain(order, trouble, listener)
-    trouble.survive("telling", None, lambda: listener.started(warm.started))
     running = Running(before, warm, listener)
     in_use = False
     try:
+        trouble.survive("telling", None, lambda: listener.started(warm.started))
         ran = running.execute()
         in_use = ran.left_behind
         told = trouble.attempt("settling", None, lambda: running.settle(ran))

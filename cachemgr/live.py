@@ -55,6 +55,16 @@ class Room:
         """Whether other launches use these directories, too."""
         return self._own is not None and bool(hold.others(self._own, launch, now=now))
 
+    @property
+    def compiles(self) -> bool:
+        """Whether others must expect this launch to compile."""
+        return self._held is not None and self._held.purpose == "compiling"
+
+    def compiled(self) -> None:
+        """What this launch compiled is stored: nobody has to wait for it any more."""
+        if self._held is not None:
+            self._held.compiled()
+
     def leave(self, *, in_use: bool) -> None:
         """The launch is over. A private directory goes with it, unless processes are left that may still use it."""
         if self._held is not None:
@@ -122,7 +132,7 @@ def _enter(
         held.release()
         own = f"{own}.{claim.launch}"
         root = f"{own}/{_PRIVATE_ROOT}"
-        held = Hold.take(own, holder)
+        held = Hold.take(own, msgspec.structs.replace(holder, sight=None))
     moved = private or root != live_root(environ)
     targets = [_placed(domain, environ, own, root, moved=moved) for domain in domains]
     return Room(targets, own, root, held, private=private)
@@ -134,18 +144,23 @@ def _rivals(own: str, claim: Claim, now: float) -> bool:
 
 
 def _strangers(root: str, claim: Claim, now: float) -> bool:
-    """Whether a launch on this root differs in what the engine is blind to: each could take the other's entries."""
-    sights = {other.sight for other in everybody(root, claim.launch, now=now)} - {None}
+    """Whether a launch on this root differs in what the engine is blind to, so that each could take the other's
+    entries, or compiles like this one, so that nobody could tell who made what."""
+    others = sharers(root, claim.launch, now=now)
+    if any(claim.purpose == other.purpose == "compiling" for other in others):
+        return True
+    sights = {other.sight for other in others}
     return bool(sights) and (not claim.sight or sights != {claim.sight})
 
 
-def everybody(root: str, launch: str, *, now: float) -> list[Holder]:
-    """The living launches of any key on this root, but for `launch`."""
+def sharers(root: str, launch: str, *, now: float) -> list[Holder]:
+    """The living launches of any key that use the shared directories of this root, but for `launch`."""
     try:
         names = sorted(os.listdir(f"{root}/cachemgr"))
     except OSError:
         return []
-    return [holder for name in names for holder in hold.others(f"{root}/cachemgr/{name}", launch, now=now)]
+    everybody = (holder for name in names for holder in hold.others(f"{root}/cachemgr/{name}", launch, now=now))
+    return [holder for holder in everybody if holder.sight is not None]
 
 
 def someone_compiles(environ: Mapping[str, str], key: Key, launch: str, *, now: float) -> bool:

@@ -1,9 +1,11 @@
 """What an engine's log means for a launch: an observation for the record, reasons for people, evidence for blame."""
 
+from collections.abc import Sequence
+
 from cachemgr.blame import Death
 from cachemgr.capture import Entry, EntryVerdict, Observation
 from cachemgr.child import Ended
-from cachemgr.engine_log import AotEntry, Seen
+from cachemgr.engine_log import AotEntry, Failure, Seen, paths_in
 
 
 def observation(seen: Seen) -> Observation:
@@ -44,8 +46,16 @@ def reasons(seen: Seen) -> list[str]:
 
 
 def advice(seen: Seen) -> list[str]:
-    """What somebody should do about a rejection."""
-    return [f"{each.explanation} {each.fix}" for each in seen.rejections if each.explanation and each.fix]
+    """What the engine rejected, why, and what to do about it. Ranks that say the same are one line."""
+    entries: dict[str, list[str]] = {}
+    for each in seen.rejections:
+        known = each.explanation and each.fix
+        why = f". {each.explanation} To do: {each.fix}" if known else f": {each.reason}"
+        entries.setdefault(why, []).append(each.entry or "an entry")
+    return [
+        f"the engine rejected {names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}{why}"
+        for why, names in entries.items()
+    ]
 
 
 def rejected(seen: Seen) -> dict[str, str]:
@@ -58,11 +68,27 @@ def death(ended: Ended, seen: Seen | None) -> Death:
     signals = () if ended.signal is None else (ended.signal,)
     if seen is None:
         return Death(signals, (), None, out_of_memory=False, ready=False)
-    failures = [failure for failure in seen.failures if not failure.stopping]
+    failures = [failure for failure in seen.failures if not failure.stopping and not _interrupted(failure)]
+    if seen.ready_at is not None:
+        failures = [failure for failure in failures if failure.at >= seen.ready_at]
     return Death(
         signals,
-        tuple(path for failure in failures for path in failure.paths),
+        tuple(path for failure in failures for path in _named(failure, ready=seen.ready_at is not None)),
         failures[0].exception if failures else None,
         out_of_memory=bool(seen.out_of_memory),
         ready=seen.ready_at is not None,
     )
+
+
+def _interrupted(failure: Failure) -> bool:
+    """Whether it was told to end: the frames say where it happened to be."""
+    return (failure.exception or "").startswith(("KeyboardInterrupt", "SystemExit"))
+
+
+def _named(failure: Failure, *, ready: bool) -> Sequence[str]:
+    """The paths that a traceback is about. While an engine serves, compiled code is in the frames of whatever goes
+    wrong; then only what the exceptions say counts."""
+    if not ready:
+        return failure.paths
+    said = (words for words in (failure.exception, *failure.causes) if words is not None)
+    return [path for words in said for path in paths_in(words)]

@@ -47,6 +47,8 @@ class Started(msgspec.Struct, frozen=True):
     restored: Restored
     seconds: float
     trouble: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    """What a person should know about how the command was read, and about captures that this host does not use."""
 
 
 class Told(msgspec.Struct, frozen=True):

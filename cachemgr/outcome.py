@@ -1,5 +1,6 @@
 """The outcome of a launch: the capture of what its command used or made, and the record of how it went."""
 
+import os
 from collections.abc import Mapping
 
 import msgspec
@@ -66,9 +67,14 @@ class Ran(msgspec.Struct, frozen=True):
     @property
     def complete(self) -> bool:
         """Whether it compiled all that a start of it compiles."""
-        if self.ended is not None and self.ended.code == 0:
+        if self.ready_work is not None or (self.seen is not None and self.seen.ready_at is not None):
             return True
-        return self.ready_work is not None or (self.seen is not None and self.seen.ready_at is not None)
+        return self.ended is not None and self.ended.code == 0 and not self._told_to_end
+
+    @property
+    def _told_to_end(self) -> bool:
+        """Whether an engine began and none was ready: one that is told to end meanwhile may say that all is well."""
+        return self.seen is not None and self.seen.version is not None and not self.seen.engines_ready
 
 
 class Outcome:
@@ -89,7 +95,7 @@ class Outcome:
         Raises:
             StoreError, CorruptError: as `cachemgr.publish.publish`.
         """
-        refusal = self._refusal or self._needless(work)
+        refusal = self._needless(work) or self._refusal
         if refusal:
             return msgspec.structs.replace(NOT_PUBLISHED, reason=refusal)
         key = self._start.key
@@ -150,7 +156,7 @@ class Outcome:
             artifact=found.artifact,
             where=found.where,
             verdict=_verdict(work, ran.seen),
-            reasons=self._reasons(ran, published),
+            reasons=self._reasons(ran, work, published),
             restored_files=restored.files,
             restored_bytes=restored.bytes,
             restore_seconds=round(start.seconds, 3),
@@ -175,13 +181,13 @@ class Outcome:
             observed=None if ran.seen is None else observed.observation(ran.seen),
         )
 
-    def _reasons(self, ran: Ran, published: Published) -> tuple[str, ...]:
+    def _reasons(self, ran: Ran, work: Work, published: Published) -> tuple[str, ...]:
         found, restored = self._start.found, self._start.restored
         damaged = [
             f"{'damaged' if capture.corrupt else 'unreadable'} capture: {capture.reason}" for capture in found.damaged
         ]
         running = ["processes that the command started are still running"] if ran.left_behind else []
-        said = [] if ran.seen is None else observed.reasons(ran.seen)
+        said = [] if ran.seen is None else [*observed.reasons(ran.seen), *_elsewhere(ran.seen, work)]
         refused = [f"{unit.domain} {unit.unit} not captured: {unit.reason}" for unit in published.refused]
         unpublished = [f"nothing published: {published.reason}"] if published.reason else []
         notes = self._start.profile.notes
@@ -193,11 +199,18 @@ def _verdict(work: Work, seen: Seen | None) -> Verdict:
     if seen is None:
         return work.verdict
     said = {entry.verdict for entry in seen.aot_entries}
-    if work.verdict == "used" and "rejected" in said:
+    if work.verdict == "used" and said - {"loaded"}:
         return "partly used"
     if work.verdict == "unknown" and "loaded" in said:
         return "partly used" if work.grown or "rejected" in said else "used"
     return work.verdict
+
+
+def _elsewhere(seen: Seen, work: Work) -> list[str]:
+    """The first entry that the engine keeps where nothing is restored, as a plugin that moves its root makes it."""
+    ours = tuple(f"{os.path.realpath(tree.directory)}/" for tree in work.trees)
+    paths = [entry.path for entry in seen.aot_entries if not os.path.realpath(entry.path).startswith(ours)]
+    return [f"the engine keeps {path}, which is no place that cachemgr knows" for path in paths[:1]]
 
 
 def _timings(ran: Ran) -> dict[str, float]:

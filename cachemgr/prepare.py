@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from cachemgr import heal, live
-from cachemgr.domains import Domain
+from cachemgr.domains import Domain, Target
 from cachemgr.live import Claim, Room
+from cachemgr.observe import Snapshot
 from cachemgr.origins import Shared
 from cachemgr.statcache import StatCache
 
@@ -16,9 +17,27 @@ from cachemgr.statcache import StatCache
 class Prepared:
     """The live directories of one launch, ready for a restore."""
 
-    def __init__(self, room: Room, claim: Claim) -> None:
+    def __init__(self, room: Room, claim: Claim, now_ns: Callable[[], int]) -> None:
         self.room = room
+        self._launch, self._now_ns = claim.launch, now_ns
         self.shared = Shared(room.root, room.targets, claim.sight, claim.launch) if room.root else None
+
+    def made_elsewhere(self, target: Target, new: Snapshot) -> frozenset[str]:
+        """The units among new files that are another launch's.
+
+        Two that compile never share a root: what nobody vouches for yet is its own who compiles.
+        """
+        if self.shared is None or self.room.root is None or not new:
+            return frozenset()
+        beside = () if self.room.compiles else live.sharers(self.room.root, self._launch, now=self._now_ns() / 1e9)
+        unknown = any(other.purpose == "compiling" for other in beside)
+        return self.shared.made_elsewhere(target, new, unknown=unknown)
+
+    def leave(self) -> None:
+        """There will be no launch after all."""
+        if self.shared is not None:
+            self.shared.put_back()
+        self.room.leave(in_use=False)
 
 
 class Preparation:
@@ -38,7 +57,7 @@ class Preparation:
 
     def enter(self) -> Prepared:
         """Take the live directories."""
-        return self._cleared(Prepared(self._room(alone=False), self._claim))
+        return self._cleared(Prepared(self._room(alone=False), self._claim, self._now_ns))
 
     def heal(self, prepared: Prepared, remembered: Path) -> Prepared:
         """Set aside what is damaged. `remembered` is the file of the stat cache.
@@ -62,8 +81,9 @@ class Preparation:
         room, shared = prepared.room, prepared.shared
         if shared is None or room.root is None:
             return prepared
-        living = {holder.launch for holder in live.everybody(room.root, self._claim.launch, now=self._now())}
-        shared.recover(living | {self._claim.launch})
+        living = live.sharers(room.root, self._claim.launch, now=self._now())
+        if not living:  # the engine of another launch may not have looked yet
+            shared.recover({self._claim.launch})
         strange = shared.strange()
         if not strange:
             return prepared
@@ -80,10 +100,8 @@ class Preparation:
 
     def _apart(self, prepared: Prepared, why: str) -> Prepared:
         self._notes.append(why)
-        if prepared.shared is not None:
-            prepared.shared.put_back()
-        prepared.room.leave(in_use=False)
-        return Prepared(self._room(alone=True), self._claim)
+        prepared.leave()
+        return Prepared(self._room(alone=True), self._claim, self._now_ns)
 
     def _room(self, *, alone: bool) -> Room:
         return live.enter(self._environ, self._domains, self._claim, alone=alone, now=self._now(), notes=self._notes)

@@ -22,6 +22,7 @@ from cachemgr.digest import Digest
 from cachemgr.domains.relocation import CannotTravelError
 from cachemgr.errors import StoreError
 from cachemgr.examine import Tree, UnfitError, examine, siblings_of, units_of
+from cachemgr.key import Relations, broken, misplaced
 from cachemgr.statcache import StatCache
 from cachemgr.store import Store, layout
 from cachemgr.store.captures import Capture, captures, commit, has_layers
@@ -59,7 +60,7 @@ def publish(
     now_ns: int,
     without: frozenset[Digest] = frozenset(),
 ) -> Published:
-    """Commit what `trees` hold that no complete capture of the key has.
+    """Commit what `trees` hold that no complete capture of the key has, of those that this host could use.
 
     Args:
         draft: the manifest without layers and entries.
@@ -76,7 +77,7 @@ def publish(
     """
     layout.ensure_layout(store)
     own = [capture for capture in captures(store, draft.key, [], without=without) if has_layers(store, capture)]
-    have = _stored_units(own)
+    have = _stored_units([capture for capture in own if _serves(capture, draft.needs)])
     refused: list[Refused] = []
     wanted = {
         tree.domain.name: _new_units(
@@ -96,6 +97,11 @@ def publish(
     files = list(made.files())
     stored = made.size if made.digest in packed.paths else 0
     return Published(capture, len(files), sum(file.size for file in files), stored, tuple(refused), "")
+
+
+def _serves(capture: Capture, host: Relations) -> bool:
+    """Whether a host like this one may use a capture: what it may not use would keep it cold for ever."""
+    return not broken(capture.manifest.needs, host) and not misplaced(capture.manifest.needs, host)
 
 
 def _stored_units(own: Sequence[Capture]) -> dict[str, dict[str, list[set[str]]]]:

@@ -1,6 +1,7 @@
 """A command that runs, from its start to the record of how it went."""
 
 import threading
+from collections.abc import Sequence
 
 import msgspec
 
@@ -14,7 +15,7 @@ from cachemgr.order import KEY_VARIABLE, LAUNCH_VARIABLE, PINNED_VARIABLE, Liste
 from cachemgr.outcome import NOT_PUBLISHED, Ran
 from cachemgr.places import make_directory
 from cachemgr.publish import Published
-from cachemgr.store.captures import record, set_apart
+from cachemgr.store.captures import Capture, record, set_apart
 from cachemgr.tap import Piece, Tap
 from cachemgr.watch import Work
 
@@ -112,18 +113,28 @@ class Running:
         """Publish what a running command has done, and tell it if the command is ready."""
         seconds = self._clock.monotonic() - self._start
         ran = Ran(None, seconds, work if ready else None, NOT_PUBLISHED, self._seen())
-        published = self._warm.outcome.capture(work, ran)
         if ready:
             self._put_in_order(work)
+        published = self._trouble.survive("publishing", NOT_PUBLISHED, lambda: self._warm.outcome.capture(work, ran))
+        if ready:
+            self._warm.room.compiled()
             self._listener.ready(self._told(ran, work, published, publish_seconds=0.0))
         return published
 
     def _put_in_order(self, work: Work) -> None:
-        """The engine has looked: note which entries are its own, and put back the others."""
+        """The engine has looked: note which entries are its own, and put back the others, unless another launch is
+        there, whose engine may not have looked."""
         shared = self._warm.shared
-        if shared is not None:
-            shared.vouch(work.units())
+        if shared is None:
+            return
+        shared.vouch(work.units())
+        if self._is_alone():
             self._warm.watch.leave_out(shared.put_back())
+
+    def _is_alone(self) -> bool:
+        """Whether no other launch uses the shared directories of our root."""
+        root, now = self._warm.room.root, self._clock.now_ns() / 1e9
+        return root is None or not live.sharers(root, self._order.launch, now=now)
 
     def _told(self, ran: Ran, work: Work, published: Published, *, publish_seconds: float) -> Told:
         launch = self._warm.outcome.launch(
@@ -144,7 +155,8 @@ class Running:
             self._put_in_order(work)
             self._trouble.survive("looking at rejections", None, lambda: self._avoid_rejected(ran))
         else:
-            published = msgspec.structs.replace(NOT_PUBLISHED, reason=culprit)
+            next_start = "; the next start here goes without that capture" if not self._order.read_only else ""
+            published = msgspec.structs.replace(NOT_PUBLISHED, reason=culprit + next_start)
             self._trouble.survive("setting aside what it died of", None, lambda: self._set_aside(culprit))
         told = self._told(ran, work, published, publish_seconds=self._clock.monotonic() - begun)
         if self._order.read_only or not self._before.opened:
@@ -175,25 +187,34 @@ class Running:
 
     def _set_aside(self, culprit: str) -> None:
         """What an engine died of is not tried again on this host."""
-        for ailing in heal.all_of(self._warm.room.targets, self._warm.started.restored.offered, culprit):
-            heal.set_aside(ailing, self._order.launch)
-        self._quarantine(culprit)
+        if not self._warm.room.shared(self._order.launch, now=self._clock.now_ns() / 1e9):
+            for ailing in heal.all_of(self._warm.room.targets, self._warm.started.restored.offered, culprit):
+                heal.set_aside(ailing, self._order.launch)
+        self._quarantine(culprit, self._warm.started.found.captures)
 
     def _avoid_rejected(self, ran: Ran) -> None:
-        """A capture that the engine does not take is of no use here; what it made instead is captured at once."""
+        """A capture that the engine does not take is of no use here.
+
+        One that was made here after another was rejected stays: this engine does not take its own entries, and each of
+        its starts would make one more capture and reject that.
+        """
         reason = None if ran.seen is None else blame.rejected(observed.rejected(ran.seen), self._restored())
         if reason is not None:
-            self._quarantine(reason)
+            found = self._warm.started.found.captures
+            own = {capture.digest for capture in found if capture.manifest.provenance.host == self._order.host}
+            spared = own if self._before.avoids else set()
+            self._quarantine(reason, [capture for capture in found if capture.digest not in spared])
 
-    def _quarantine(self, reason: str) -> None:
-        reasons = {capture.digest: reason for capture in self._warm.started.found.captures}
-        if reasons and self._order.publishes:
+    def _quarantine(self, reason: str, captures: Sequence[Capture]) -> None:
+        """Also where nothing is published: a start that dies of a capture must not be given it again."""
+        reasons = {capture.digest: reason for capture in captures}
+        if reasons and not self._order.read_only:
             store, host, since = self._cache.store, self._order.host, self._clock.text()
             set_apart(store, reasons, (), host=host, since=since)
 
     def leave(self, *, in_use: bool) -> None:
         """The launch is over, however it went."""
-        if self._warm.shared is not None:
-            nothing: dict[str, frozenset[str]] = {}
-            self._trouble.survive("putting back", nothing, self._warm.shared.put_back)
+        shared = self._warm.shared
+        if shared is not None and self._is_alone():  # the last to leave puts back what all of them set aside
+            self._trouble.survive("putting back", None, lambda: shared.recover(()))
         self._warm.room.leave(in_use=in_use)

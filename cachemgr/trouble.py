@@ -89,6 +89,8 @@ class Patience:
         return self._rests
 
     def _within(self, name: str, step: Callable[[], T], seconds: float) -> T:
+        if seconds <= 0:  # somebody else took the time
+            raise DeadlineError(f"no time is left for {name}")
         try:
             return within(seconds, f"{name} in {self._cache.store}", step)
         except DeadlineError:

@@ -1,6 +1,6 @@
 """Watching a launch: what its command has used and added so far, and whether it has come to rest."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -45,6 +45,9 @@ class Watch:
 
     An engine that loads an entry may write parts of it out again, byte for byte (vLLM 0.26-0.31 unpacks its artifacts
     into Inductor's directory at every start): files with the bytes that were offered are not added.
+
+    Other launches restore and compile into directories that all share: `elsewhere` says which units among files that
+    are new are theirs.
     """
 
     def __init__(
@@ -52,10 +55,12 @@ class Watch:
         targets: Sequence[Target],
         offered: Mapping[str, frozenset[str]],
         digests: Mapping[str, Mapping[str, Digest]],
+        elsewhere: Callable[[Target, observe.Snapshot], frozenset[str]] = lambda _target, _new: frozenset(),
     ) -> None:
         self._targets = targets
         self._offered = offered
         self._digests = digests
+        self._elsewhere = elsewhere
         self._same: dict[tuple[str, str, observe.Seen], bool] = {}
         self._before = [
             observe.forget_reads(target.directory, observe.scan(target.directory, target.domain.travels))
@@ -67,6 +72,7 @@ class Watch:
         ]
         self._listed: list[set[str]] = [set() for _target in targets]
         self._foreign: dict[str, frozenset[str]] = {}
+        self._there = [{target.domain.unit_of(path) for path in self._before[at]} for at, target in enumerate(targets)]
         self._forget_listings()
 
     def leave_out(self, units: Mapping[str, frozenset[str]]) -> None:
@@ -89,7 +95,7 @@ class Watch:
         known = True
         for index, target in enumerate(self._targets):
             self._listed[index] |= observe.listed(target.directory, self._folders[index])
-            before, after = self._before[index], self._scan(target)
+            before, after = self._before[index], self._scan(target, self._there[index])
             kept = not before or observe.keeps_access_times(target.directory)
             growth = observe.growth(before, after, access_times=kept)
             again = frozenset(path for path in growth.added if self._is_again(target, path, after))
@@ -115,9 +121,12 @@ class Watch:
             self._same[known] = _stored_digest(target, path, after) == wanted
         return self._same[known]
 
-    def _scan(self, target: Target) -> observe.Snapshot:
+    def _scan(self, target: Target, there: set[str]) -> observe.Snapshot:
         seen = observe.scan(target.directory, target.domain.travels)
-        foreign = self._foreign.get(target.domain.name)
+        foreign = self._foreign.get(target.domain.name, frozenset())
+        if target.domain.in_place:
+            new = {path: look for path, look in seen.items() if target.domain.unit_of(path) not in there}
+            foreign |= self._elsewhere(target, new)
         if not foreign:
             return seen
         return {path: look for path, look in seen.items() if target.domain.unit_of(path) not in foreign}

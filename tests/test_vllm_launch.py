@@ -1,18 +1,33 @@
 """Launches of a stand-in vLLM (`tests/engines.py`): what is restored, used, set aside, captured and blamed."""
 
+import ctypes
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
+from cachemgr import launch
+from cachemgr.cache import Cache
+from cachemgr.capture import Launch
+from cachemgr.cli.session import WallClock
+from cachemgr.errors import LaunchError
+from cachemgr.heal import Ailing
+from cachemgr.lookup import NOTHING, Found
+from cachemgr.order import Order, Started, Told
+from cachemgr.store.local import LocalStore
 from tests.engines import Engines
 from tests.machines import Machine
+
+pytestmark = pytest.mark.slow
 
 SPECULATIVE = '--speculative-config={"method":"ngram","num_speculative_tokens":%d}'
 
@@ -113,11 +128,10 @@ def test_what_a_killed_launch_set_aside_comes_back_at_the_next(engines: Engines)
     machine = engines.machine("one")
     subprocess.run([*engines.serve("--max-model-len=1024")], env=machine.environ, cwd=machine.root, check=True)
     before = entries(machine)
-    process = machine.start("run", "--", *engines.serve("--max-model-len=4096"), COMPILE_SECONDS="30")
+    process = machine.start("run", "--", *engines.serve("--max-model-len=4096"), group=True, COMPILE_SECONDS="30")
     wait_for(lambda: entries(machine) != before)
-    process.kill()
+    os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    subprocess.run(["pkill", "-f", str(engines.directory / "bin" / "vllm")], check=False)
     assert not set(before) & set(entries(machine))
     machine.run(*engines.serve("--max-model-len=2048"))
     assert set(before) < set(entries(machine))
@@ -234,3 +248,312 @@ def test_a_root_that_cannot_be_written_is_replaced_for_the_engine_too(engines: E
     report = machine.run(*engines.serve())
     assert told(report) == ("none", "cold", 6)
     assert "/dev/null/root cannot be written" in report["stderr"]
+
+
+def ours(report: dict[str, Any]) -> list[str]:
+    """The lines that a person reads."""
+    return [line for line in report["stderr"].splitlines() if line.startswith("cachemgr: ")]
+
+
+def test_what_was_assumed_about_a_command_is_said_before_it_starts(tmp_path: Path) -> None:
+    engines = Engines.install(tmp_path, version="0.99.0")
+    machine = engines.machine("one")
+    command = (*engines.serve("--max-modle-len=sesame"), "--config", "/no/such/engine.yaml")
+    started, _ended = ours(machine.run(*command))
+    told = machine.cachemgr("lookup", "--", *command).stdout
+    for text in (
+        "vLLM 0.99.0 is read with the facts of",
+        "knows no --max-modle-len",
+        "--config cannot be read: engine.yaml: FileNotFoundError",
+    ):
+        assert text in started
+        assert text in told
+    assert "sesame" not in started + told, "what nobody knows may be a secret"
+
+
+def test_an_engine_that_died_of_a_restored_file_is_told_shortly_and_looked_up_truly(engines: Engines) -> None:
+    engines.machine("one").run(*engines.serve())
+    machine = engines.machine("two")
+    died = machine.run(*engines.serve(), code=1, STAND_IN="die")
+    _started, ended = ours(died)
+    assert "exit code 1" in ended
+    assert "the next start here goes without that capture" in ended
+    assert "rank_0_0/model" in ended
+    assert len(ended) < 400
+    told = machine.cachemgr("lookup", "--", *engines.serve(), code=1).stdout
+    assert "1 capture of this key in quarantine on this host" in told
+    assert f"in quarantine on {os.uname().nodename}" in machine.cachemgr("show", died["key"]).stdout
+    cold, _ended = ours(machine.run(*engines.serve()))
+    assert "1 capture of this key in quarantine on this host" in cold
+    exact, _ended = ours(machine.run(*engines.serve()))
+    assert "quarantine" not in exact, "what was captured instead is as good"
+
+
+def test_a_rejection_is_told_once_with_its_entry_and_the_way_out(engines: Engines) -> None:
+    engines.machine("one").run(*engines.serve())
+    rejected = engines.machine("two").run(*engines.serve(), STAND_IN="reject", SERVE_SECONDS="0")
+    (line,) = [line for line in ours(rejected) if "rejected" in line]
+    assert "rank_0_0/model. The AOT file is damaged" in line
+    assert "To do: " in line
+
+
+def test_lookup_and_env_leave_a_benchmark_of_cold_starts_alone(engines: Engines) -> None:
+    command = (str(engines.directory / "bin" / "vllm"), "bench", "startup")
+    for words, code in (("lookup", 1), ("env", 0)):
+        done = engines.machine("one").cachemgr(words, "--", *command, code=code)
+        assert done.stdout == ""
+        assert "measures cold starts" in done.stderr
+        assert engines.machine("one").json(words, "--", *command, code=code)["key"] is None
+
+
+def test_between_two_engines_only_that_differs(engines: Engines) -> None:
+    machine = engines.machine("one")
+    machine.run(str(engines.directory / "bin" / "vllm"), "serve", "--help")
+    started = ours(machine.run(*engines.serve()))[-2]
+    assert started.endswith("differs in engine vllm≠torch (guard)")
+    told = machine.cachemgr("lookup", "--", str(engines.directory / "bin" / "vllm"), "serve", "/other", code=1).stdout
+    assert "package." not in told
+
+
+def test_a_second_start_in_place_says_so_and_publishing_that_is_off_only_where_it_matters(engines: Engines) -> None:
+    machine = engines.machine("one")
+    machine.run(*engines.serve())
+    started, ended = ours(machine.run(*engines.serve(), options=("--read-only",)))
+    assert "6 files in place, checked in" in started
+    assert "not captured" not in ended
+
+
+def test_show_names_absent_packages_in_one_place(engines: Engines) -> None:
+    machine = engines.machine("one")
+    key = machine.run(*engines.serve())["key"]
+    lines = machine.cachemgr("show", key).stdout.splitlines()
+    (absent,) = [line for line in lines if line.startswith("  not installed")]
+    assert "flashinfer-python" in absent
+    assert not [line for line in lines if "package." in line and line.endswith(" none")]
+
+
+def bare(engines: Engines, machine: Machine, *options: str) -> None:
+    """A start that knows nothing of us."""
+    subprocess.run([*engines.serve(*options)], env=machine.environ, cwd=machine.root, check=True, capture_output=True)
+
+
+def test_a_deadline_that_is_spent_waits_for_no_lock(engines: Engines) -> None:
+    machine = engines.machine("one")
+    key = machine.run(*engines.serve())["key"]
+    lock = machine.home / ".cache/cachemgr/locks" / f"{key.replace(':', '-')}.restore.lock"
+    with FileLock(lock):
+        machine.run(*engines.serve(), options=("--deadline", "0.001"))
+
+
+def test_nothing_comes_back_while_an_engine_beside_has_not_looked(engines: Engines) -> None:
+    engines.machine("one").run(*engines.serve("--max-model-len=4096"))
+    machine = engines.machine("two")
+    bare(engines, machine, "--max-model-len=1024")
+    before = entries(machine)
+    first = machine.start("run", "--", *engines.serve("--max-model-len=4096"), SERVE_SECONDS="3")
+    wait_for(lambda: set(entries(machine)) - set(before))
+    second = machine.run(*engines.serve("--max-model-len=1024"), LOOK_SECONDS="5")
+    assert first.wait(timeout=30) == 0
+    first.communicate()
+    assert [entry["verdict"] for entry in second["observed"]["entries"]] == ["compiled"]
+
+
+def test_a_launch_that_waits_gets_what_a_server_compiled(engines: Engines) -> None:
+    machine = engines.machine("one")
+    server = machine.start("run", "--", *engines.serve(), COMPILE_SECONDS="2", SERVE_SECONDS="200")
+    wait_for(lambda: entries(machine))
+    second = machine.run(*engines.serve(), options=("--wait", "60"))
+    server.send_signal(signal.SIGTERM)
+    server.communicate(timeout=30)
+    assert told(second) == ("exact", "used", 0)
+
+
+def test_an_engine_that_ends_well_before_it_was_ready_is_not_complete(engines: Engines) -> None:
+    engines.machine("one").run(*engines.serve(), STAND_IN="quit")
+    assert engines.machine("two").run(*engines.serve())["result"] == "near"
+
+
+def test_an_engine_that_takes_no_entries_at_all_does_not_fill_the_store(engines: Engines) -> None:
+    engines.machine("one").run(*engines.serve())
+    machine = engines.machine("two")
+    for _ in range(6):
+        last = machine.run(*engines.serve(), STAND_IN="reject")
+    assert last["result"] == "exact"
+    folder = engines.directory / "store/artifacts" / last["key"].replace(":", "-")
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_who_publishes_nothing_does_not_die_of_the_same_file_again(engines: Engines) -> None:
+    engines.machine("one").run(*engines.serve())
+    machine = engines.machine("two")
+    off = ("--publish", "never")
+    machine.run(*engines.serve(), code=1, options=off, STAND_IN="die")
+    assert told(machine.run(*engines.serve(), options=off, STAND_IN="die")) == ("none", "cold", 6)
+
+
+def test_a_store_that_fails_under_a_server_keeps_neither_its_verdict_nor_what_was_set_aside(engines: Engines) -> None:
+    machine = engines.machine("one")
+    bare(engines, machine, "--max-model-len=1024")
+    before = entries(machine)
+    report = machine.root / "report.json"
+    process = machine.start("run", "--report", str(report), "--", *engines.serve(), SERVE_SECONDS="60")
+    wait_for(lambda: set(entries(machine)) - set(before))
+    shutil.rmtree(machine.store)
+    machine.store.write_text("no directory")
+    wait_for(report.exists, seconds=40)
+    assert json.loads(report.read_text())["errors"] == {"publishing": 1}
+    assert set(before) < set(entries(machine))
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+
+
+def test_what_another_launch_uses_is_not_taken_from_it(engines: Engines) -> None:
+    machine = engines.machine("one")
+    machine.run(*engines.serve())
+    server = machine.start("run", "--", *engines.serve(), SERVE_SECONDS="60")
+    assert server.stdout is not None
+    while "startup complete" not in server.stdout.readline():
+        pass
+    root = machine.home / ".cache/vllm"
+    before = sorted(root.rglob("model"))
+    died = machine.run(*engines.serve(), code=1, STAND_IN="die")
+    assert died["result"] == "exact"
+    assert sorted(root.rglob("model")) == before
+    server.send_signal(signal.SIGTERM)
+    server.communicate(timeout=30)
+
+
+def test_what_a_launch_beside_restores_is_not_added_by_this_one(engines: Engines) -> None:
+    lengths = ("--max-model-len=1024", "--max-model-len=4096")
+    for name, length in zip(("one", "two"), lengths, strict=True):
+        engines.machine(name).run(*engines.serve(length))
+    machine = engines.machine("three")
+    report = machine.root / "server.json"
+    machine.make_places()
+    server = machine.start("run", "--report", str(report), "--", *engines.serve(lengths[0]), SERVE_SECONDS="60")
+    assert server.stdout is not None
+    while "startup complete" not in server.stdout.readline():
+        pass
+    assert told(machine.run(*engines.serve(lengths[1]))) == ("exact", "used", 0)
+    assert len(entries(machine)) == 2, "they share a root"
+    server.send_signal(signal.SIGTERM)
+    server.communicate(timeout=30)
+    first = json.loads(report.read_text())
+    assert (told(first), first["published"]) == (("exact", "used", 0), None)
+
+
+def test_what_a_launch_beside_compiles_is_not_added_by_this_one(engines: Engines) -> None:
+    engines.machine("one").run(*engines.serve("--max-model-len=1024"))
+    machine = engines.machine("two")
+    report = machine.root / "server.json"
+    machine.make_places()
+    server = machine.start(
+        "run", "--report", str(report), "--", *engines.serve("--max-model-len=1024"), SERVE_SECONDS="60"
+    )
+    assert server.stdout is not None
+    while "startup complete" not in server.stdout.readline():
+        pass
+    beside = machine.start("run", "--", *engines.serve("--max-model-len=4096"), SERVE_SECONDS="60")
+    wait_for(lambda: len(list((machine.home / ".cache/vllm/torch_compile_cache").rglob("model"))) == 2)
+    server.send_signal(signal.SIGTERM)
+    server.communicate(timeout=30)
+    beside.send_signal(signal.SIGTERM)
+    beside.communicate(timeout=30)
+    first = json.loads(report.read_text())
+    assert (told(first), first["published"]) == (("exact", "used", 0), None)
+
+
+@pytest.mark.parametrize("failing", ["restore", "Watch"])
+def test_a_launch_that_fails_before_its_command_starts_leaves_no_trace(
+    engines: Engines, failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = engines.machine("one")
+    engines.machine("two").run(*engines.serve())
+    bare(engines, machine, "--max-model-len=1024")
+    before = entries(machine)
+
+    def fails(*_args: object, **_more: object) -> None:
+        raise ValueError("on purpose")
+
+    monkeypatch.setattr("cachemgr.before." + failing, fails)
+    order = order_on(machine, engines, strict=True)
+    with pytest.raises(LaunchError, match="on purpose"):
+        launch.run(order, Cache(LocalStore(machine.store), machine.home / "state"), WallClock(), Reader())
+    assert set(before) <= set(entries(machine))
+    assert not list(machine.home.rglob("launch.json"))
+    assert not (machine.home / ".cache/vllm/cachemgr/.aside").exists()
+
+
+def order_on(
+    machine: Machine, engines: Engines, *, strict: bool = False, deadline: float = 30.0, wait: float = 0.0
+) -> Order:
+    return Order(
+        argv=engines.serve(),
+        environ=machine.environ,
+        cwd=machine.root,
+        launch="launch",
+        host="one",
+        publish="local",
+        read_only=False,
+        strict=strict,
+        ignored_args=(),
+        deadline=deadline,
+        wait=wait,
+        ready_file=None,
+    )
+
+
+class Reader:
+    """Keeps the record of the launch."""
+
+    def __init__(self) -> None:
+        self.launch: Launch | None = None
+
+    def note(self, line: str) -> None: ...
+    def started(self, event: Started) -> None: ...
+    def ready(self, event: Told) -> None: ...
+    def finished(self, event: Told) -> None:
+        self.launch = event.launch
+
+
+@pytest.fixture
+def in_process() -> Iterator[None]:
+    """A launch makes its process the one that inherits orphans, which no other test may notice."""
+    yield
+    ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
+
+
+@pytest.mark.usefixtures("in_process")
+def test_readiness_to_wait_for_a_launch_is_no_patience_with_a_store(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = engines.machine("one")
+
+    def slow(*_args: object, **_more: object) -> Found:
+        time.sleep(3)
+        return NOTHING
+
+    monkeypatch.setattr("cachemgr.before.find", slow)
+    reader, cache = Reader(), Cache(LocalStore(machine.store), machine.home / "state")
+    assert launch.run(order_on(machine, engines, deadline=2.0, wait=100.0), cache, WallClock(), reader) == 0
+    assert reader.launch is not None
+    assert reader.launch.errors["looking up"] == 1
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_store_is_not_left_alone_for_the_time_that_others_took(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines.machine("two").run(*engines.serve())
+    machine = engines.machine("one")
+
+    def slow(*_args: object, **_more: object) -> list[Ailing]:
+        time.sleep(3)
+        return []
+
+    monkeypatch.setattr("cachemgr.heal.look", slow)
+    reader, cache = Reader(), Cache(LocalStore(machine.store), machine.home / "state")
+    assert launch.run(order_on(machine, engines, deadline=3.0), cache, WallClock(), reader) == 0
+    assert reader.launch is not None
+    assert reader.launch.errors == {"restoring": 1}
+    assert cache.rests(time.time()) == 0

@@ -9,11 +9,13 @@ from datetime import datetime, timezone
 import click
 import msgspec
 
+from cachemgr import digest
 from cachemgr.cli import EXIT_CODES, output
 from cachemgr.cli.session import cache_of
-from cachemgr.errors import CorruptError, UsageError
+from cachemgr.digest import Digest
+from cachemgr.errors import CacheError, CorruptError, UsageError
 from cachemgr.inventory import Summary, resolve, summaries, summarise, totals
-from cachemgr.key import by_role
+from cachemgr.key import Factor, by_role
 from cachemgr.live import live_root
 from cachemgr.store import Store, layout
 from cachemgr.store.captures import Capture, Damaged, Removal, captures, launches, plan_removal, remove
@@ -79,6 +81,19 @@ def _ago(text: str, now: float) -> str:
     return output.age(now - then.timestamp())
 
 
+_PACKAGE = "package."
+_MOST_NOTE = 1 << 16
+"""Bytes of a note about a quarantine that are read."""
+
+
+class Apart(msgspec.Struct, frozen=True, order=True):
+    """That a host does not use a capture."""
+
+    host: str
+    reason: str = "no reason can be read"
+    since: str = "?"
+
+
 @click.command(epilog=EXIT_CODES)
 @click.argument("key")
 @click.option("--files", "with_files", is_flag=True, help="list every file")
@@ -98,7 +113,7 @@ def show(ctx: click.Context, key: str, with_files: bool, as_json: bool) -> None:
     if as_json:
         output.document(artifact=summary, captures=[_capture_fields(capture) for capture in held])
     else:
-        _print_artifact(summary, held, with_files=with_files)
+        _print_artifact(store, summary, held, with_files=with_files)
     for each in damaged:
         output.note(f"warning: {each.reason}")
 
@@ -107,7 +122,7 @@ def _capture_fields(capture: Capture) -> dict[str, object]:
     return {"digest": capture.digest, **msgspec.structs.asdict(capture.manifest)}
 
 
-def _print_artifact(summary: Summary, held: Sequence[Capture], *, with_files: bool) -> None:
+def _print_artifact(store: Store, summary: Summary, held: Sequence[Capture], *, with_files: bool) -> None:
     first = held[0].manifest
     facts = [
         ("key", summary.key),
@@ -124,16 +139,42 @@ def _print_artifact(summary: Summary, held: Sequence[Capture], *, with_files: bo
         facts.append(("cold", output.seconds(summary.cold_seconds) + warm))
     output.record(facts)
     output.heading("factors")
-    factors = by_role(first.factors)
-    output.record([(f"  {factor.role:<5}  {factor.name}", output.factor_value(factor.value)) for factor in factors])
+    _print_factors(by_role(first.factors))
     for capture in held:
-        _print_capture(capture, with_files=with_files)
+        _print_capture(capture, _apart(store, capture.digest), with_files=with_files)
 
 
-def _print_capture(capture: Capture, *, with_files: bool) -> None:
+def _apart(store: Store, capture: Digest) -> list[Apart]:
+    """The hosts that do not use a capture; one whose note cannot be read is named all the same."""
+    found = []
+    for entry in store.scan(f"{layout.QUARANTINE}{digest.hex_of(capture)}/"):
+        host = entry.name.rsplit("/", 1)[-1].removesuffix(".json")
+        try:
+            with store.open(entry.name) as stream:
+                found.append(Apart(host, **msgspec.json.decode(stream.read(_MOST_NOTE), type=dict[str, str])))
+        except (CacheError, msgspec.DecodeError, TypeError):
+            found.append(Apart(host))
+    return sorted(found)
+
+
+def _print_factors(factors: Sequence[Factor]) -> None:
+    """One row a factor; packages that are not installed share one, or they would be half of all."""
+    absent = [factor for factor in factors if factor.name.startswith(_PACKAGE) and factor.value == "none"]
+    rows = [
+        (f"  {factor.role:<5}  {factor.name}", output.factor_value(factor.value))
+        for factor in factors
+        if factor not in absent
+    ]
+    output.record(rows)
+    if absent:
+        output.record([("  not installed", " ".join(factor.name.removeprefix(_PACKAGE) for factor in absent))])
+
+
+def _print_capture(capture: Capture, apart: Sequence[Apart], *, with_files: bool) -> None:
     manifest = capture.manifest
     state = "" if manifest.complete else " · incomplete"
     output.heading(f"capture {output.short(capture.digest)} · {manifest.created} on {manifest.provenance.host}{state}")
+    output.lines([f"  in quarantine on {each.host} since {each.since}: {each.reason}" for each in apart])
     for layer in manifest.layers:
         output.record([(f"  layer {output.short(layer.digest)}", f"stored as {output.size(layer.size)}")])
         for section in layer.sections:

@@ -2,21 +2,23 @@
 
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from cachemgr.before import store_salt
+from cachemgr.before import kept_out, store_salt
 from cachemgr.cli import EXIT_CODES, output
 from cachemgr.cli.session import PASS_THROUGH, cache_of, command_argument, settings_of
 from cachemgr.domains import of_engine
-from cachemgr.factors import describe
+from cachemgr.factors import describe, reason_to_leave_alone
 from cachemgr.factors.profile import Profile
 from cachemgr.heads import Heads
 from cachemgr.key import derive
 from cachemgr.live import pins, planned
 from cachemgr.lookup import Found, find
 from cachemgr.order import KEY_VARIABLE
+from cachemgr.store.captures import quarantined
 
 
 def _profile(ctx: click.Context, command: tuple[str, ...]) -> Profile:
@@ -32,9 +34,17 @@ def _profile(ctx: click.Context, command: tuple[str, ...]) -> Profile:
 def lookup(ctx: click.Context, as_json: bool, command: tuple[str, ...]) -> None:
     """Say whether CMD would start warm here, and what differs if not. Exit code 0 only for an exact artifact."""
     profile = _profile(ctx, command)
+    alone = reason_to_leave_alone(command, os.environ, Path.cwd())
+    if alone is not None:
+        output.note(alone)
+        if as_json:
+            output.document(result="none", key=None, artifact=None, differs=(), relations=(), where=None)
+        ctx.exit(1)
     key = derive(profile.factors)
     cache = cache_of(ctx)
-    found = find(cache.store, key, profile.factors, profile.host, Heads(cache.heads()))
+    without = quarantined(cache.store, os.uname().nodename)
+    found = find(cache.store, key, profile.factors, profile.host, Heads(cache.heads()), without=without)
+    notes = (*profile.notes, *(() if found.result == "exact" else kept_out(cache.store, key, without)))
     if as_json:
         output.document(
             result=found.result,
@@ -44,18 +54,21 @@ def lookup(ctx: click.Context, as_json: bool, command: tuple[str, ...]) -> None:
             relations=found.relations,
             where=found.where,
         )
+        for note in notes:
+            output.note(f"note: {note}")
     else:
-        _print(found, key)
+        _print(found, key, notes)
     ctx.exit(0 if found.result == "exact" else 1)
 
 
-def _print(found: Found, key: str) -> None:
+def _print(found: Found, key: str, notes: Sequence[str]) -> None:
     pairs = [("result", found.result), ("key", key)]
     if found.artifact is not None:
         pairs.append(("nearest" if found.result == "none" else "artifact", found.artifact))
-    pairs.extend(("differs", output.difference(differs)) for differs in found.differs)
+    pairs.extend(("differs", output.difference(differs)) for differs in output.telling(found.differs))
     pairs.extend(("because", reason) for reason in found.reasons)
     pairs.extend(("damaged", capture.reason) for capture in found.damaged)
+    pairs.extend(("note", note) for note in notes)
     output.record(pairs)
 
 
@@ -66,6 +79,12 @@ def _print(found: Found, key: str) -> None:
 def env(ctx: click.Context, as_json: bool, command: tuple[str, ...]) -> None:
     """Print the variables that `cachemgr run -- CMD` would set, as `export` lines for a shell."""
     profile = _profile(ctx, command)
+    alone = reason_to_leave_alone(command, os.environ, Path.cwd())
+    if alone is not None:
+        output.note(alone)
+        if as_json:
+            output.document(key=None, variables={})
+        return
     key = derive(profile.factors)
     pinned = {**profile.pins, **pins(planned(os.environ, of_engine(profile.engine), key))}
     variables = {**profile.constants, **pinned, KEY_VARIABLE: key}

@@ -1,8 +1,11 @@
 """The only place that formats: tables, sizes, ages and sentences for people, one JSON document for programs.
 
-Data goes to stdout, talk to stderr. Nothing is said by colour alone, and nothing is cut when the output is piped.
+Data goes to stdout, talk to stderr. Nothing is said by colour alone, and no table is cut when the
+output is piped.
 """
 
+import os
+import re
 import shutil
 import sys
 import textwrap
@@ -23,6 +26,12 @@ _UNITS = ("B", "kB", "MB", "GB", "TB")
 _AGES = ((86400 * 365, "y"), (86400, "d"), (3600, "h"), (60, "min"))
 _PIPED_COLUMNS = 1_000_000
 _GAP = "  "
+_MOST = 40
+"""Columns of a value in a sentence."""
+_BEFORE = 8
+"""Columns of what two long values have in common that are shown before they part."""
+_HASH = re.compile(r"(?<![0-9a-f])[0-9a-f]{32,}(?![0-9a-f])")
+_PATH = re.compile(r"/[^\s:,'\"()]{80,}")
 
 
 def listing(function: F) -> F:
@@ -103,7 +112,7 @@ def record(pairs: Sequence[tuple[str, str]]) -> None:
     width = max(_width(name) for name, _value in pairs)
     room = max(_room() - width - len(_GAP), 20)
     for name, value in pairs:
-        first, *rest = textwrap.wrap(_plain(value), room) or [""]
+        first, *rest = textwrap.wrap(_plain(value), room, break_on_hyphens=False) or [""]
         click.echo((_padded(name, width, right=False) + _GAP + first).rstrip())
         for line in rest:
             click.echo(" " * (width + len(_GAP)) + line)
@@ -160,8 +169,11 @@ def short(key: str | Key) -> str:
 def difference(differs: Difference) -> str:
     """One differing factor with both values and its role."""
     absent = "unknown" if differs.role == "guard" else "unset"
-    wanted, stored = (_clipped(absent if value is None else value) for value in (differs.wanted, differs.stored))
-    return f"{differs.factor} {wanted}≠{stored} ({differs.role})"
+    wanted, stored = (absent if value is None else value for value in (differs.wanted, differs.stored))
+    if min(len(wanted), len(stored)) > _MOST:
+        same = max(len(os.path.commonprefix([wanted, stored])) - _BEFORE, 0)  # noqa: RUF071 - of texts
+        wanted, stored = (f"…{value[same:]}" if same else value for value in (wanted, stored))
+    return f"{differs.factor} {_clipped(wanted)}≠{_clipped(stored)} ({differs.role})"
 
 
 def factor_value(value: str | None) -> str:
@@ -169,11 +181,24 @@ def factor_value(value: str | None) -> str:
     return "unknown" if value is None else value
 
 
+def brief(text: str) -> str:
+    """A sentence with its long paths and hashes cut to what tells them apart; reports have them whole."""
+    hashes = _HASH.sub(lambda found: found[0][:8] + "…", text)
+    return _PATH.sub(lambda found: "…/" + "/".join(found[0].split("/")[-4:]), hashes)
+
+
 def _clipped(text: str) -> str:
-    return text if len(text) <= 40 else text[:37] + "…"
+    text = brief(text)
+    return text if len(text) <= _MOST else text[: _MOST - 3] + "…"
 
 
 def differences(differs: Sequence[Difference], most: int = 2) -> str:
     """The first differing factors in a sentence."""
-    told = ", ".join(difference(each) for each in differs[:most])
-    return told if len(differs) <= most else f"{told} and {len(differs) - most} more"
+    telling_ones = telling(differs)
+    told = ", ".join(difference(each) for each in telling_ones[:most])
+    return told if len(telling_ones) <= most else f"{told} and {len(telling_ones) - most} more"
+
+
+def telling(differs: Sequence[Difference]) -> Sequence[Difference]:
+    """The differences that say something: between two engines it is that, and not the factors that only one has."""
+    return [each for each in differs if each.factor == "engine"] or differs

@@ -90,7 +90,7 @@ def _known(also: tuple[str, ...]) -> tuple[str, ...]:
     unknown = sorted(set(also) - names)
     if unknown:
         raise UsageError(
-            f"`{unknown[0]}` is no cache that is kept on request", hint=f"one of {', '.join(sorted(names))}"
+            f"`{unknown[0]}` is no cache that is kept on request", hint=f"--also {' or '.join(sorted(names))}"
         )
     return also
 
@@ -106,6 +106,7 @@ class _Teller:
     def __init__(self, report: Path | None) -> None:
         self._report = report
         self._told: Told | None = None
+        self._advised: set[str] = set()
 
     def note(self, line: str) -> None:
         output.say(line)
@@ -113,7 +114,7 @@ class _Teller:
     def started(self, event: Started) -> None:
         for line in event.trouble:
             output.say(line)
-        output.say(_before(event))
+        output.say(output.brief(_before(event)))
 
     def ready(self, event: Told) -> None:
         """The verdict, once the command serves. It may run for weeks, so the report is written now as well."""
@@ -129,9 +130,11 @@ class _Teller:
     def _tell(self, event: Told) -> None:
         for line in event.trouble:
             output.say(line)
-        output.say(_after(event))
+        output.say(output.brief(_after(event)))
         for line in event.advice:
-            output.say(line)
+            if line not in self._advised:
+                output.say(output.brief(line))
+        self._advised.update(event.advice)
         if self._report is not None:
             _write_report(self._report, event.launch)
 
@@ -154,22 +157,29 @@ def _write_report(path: Path, launch: Launch) -> None:
 def _before(event: Started) -> str:
     found, restored = event.found, event.restored
     if found.artifact is None:
-        return f"no artifact yet for {output.short(event.key)} · starts cold"
+        return " · ".join([f"no artifact yet for {output.short(event.key)} · starts cold", *event.notes])
     artifact = output.short(found.artifact)
     if found.result == "none":
         return " · ".join(
-            [f"starts cold, nearest {artifact} differs in {output.differences(found.differs)}", *found.reasons]
+            [
+                f"starts cold, nearest {artifact} differs in {output.differences(found.differs)}",
+                *found.reasons,
+                *event.notes,
+            ]
         )
     parts = [f"{found.result} {artifact}"]
     if found.differs:
         parts.append(f"differs in {output.differences(found.differs)}")
-    parts.append(
-        f"restored {output.counted(restored.files, 'file')} ({output.size(restored.bytes)}) "
-        f"in {output.seconds(event.seconds)}"
-    )
-    if restored.present:
-        parts.append(f"{restored.present:,} in place")
-    return " · ".join([*parts, *found.reasons, *restored.reasons])
+    parts.append(_restored(event))
+    return " · ".join([*parts, *found.reasons, *restored.reasons, *event.notes])
+
+
+def _restored(event: Started) -> str:
+    restored, seconds = event.restored, output.seconds(event.seconds)
+    if restored.present and not restored.files:
+        return f"{output.counted(restored.present, 'file')} in place, checked in {seconds}"
+    told = f"restored {output.counted(restored.files, 'file')} ({output.size(restored.bytes)}) in {seconds}"
+    return f"{told} · {restored.present:,} in place" if restored.present else told
 
 
 def _after(event: Told) -> str:
@@ -180,6 +190,8 @@ def _after(event: Told) -> str:
         _took(event),
         f"{sum(told.added.values()):,} added",
     ]
+    if told.exit_code:
+        parts.append(f"exit code {told.exit_code}")
     if told.added_after_ready:
         parts.append(f"{told.added_after_ready:,} of them while serving")
     if published.capture is not None:

@@ -102,10 +102,19 @@ def _with_ordinals(relations: Relations, platform: Platform, ours: World) -> Rel
 
 def _notes(facts: Facts, engine: Vllm, flags: Flags, why_not: str) -> tuple[str, ...]:
     assumed = f"vLLM {engine.version or 'of an unknown version'} is read with the facts of {facts.assumed}"
+    elsewhere = flags.keys("compilation-config").get("cache_dir")
     told = (
         (facts.assumed is not None, assumed),
         (bool(why_not), f"no torch tree is expected: {why_not}"),
-        (flags.config_file is not None, f"the configuration file cannot be read: {flags.config_file}"),
-        (bool(flags.unknown), f"unknown words count as they are: {' '.join(flags.unknown[:3])}"),
+        (bool(elsewhere), f"vLLM takes whatever lies in {elsewhere} (cache_dir): it is neither checked nor captured"),
+        (flags.config_file is not None, f"--config cannot be read: {flags.config_file}"),
+        (bool(flags.unknown), _unknown(flags.unknown, facts)),
     )
     return tuple(text for holds, text in told if holds)
+
+
+def _unknown(words: Sequence[str], facts: Facts) -> str:
+    """Names only: the value of an option that nobody knows may be a secret."""
+    options = [word.partition("=")[0] for word in words if word.startswith("-")]
+    named = ", ".join(options[:3]) + (f" and {len(options) - 3} more" if options[3:] else "")
+    return f"vLLM {facts.version} knows no {named or 'second model'} (it counts all the same)"

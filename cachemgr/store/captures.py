@@ -16,7 +16,7 @@ from cachemgr import digest
 from cachemgr.capture import MAX_MANIFEST_BYTES, Launch, Manifest, decode_launch, decode_manifest, encode_launch
 from cachemgr.capture import encode_manifest as encode
 from cachemgr.digest import Digest
-from cachemgr.errors import CorruptError, NotFoundError, StoreError
+from cachemgr.errors import CorruptError, DeniedError, NotFoundError, StoreError
 from cachemgr.key import Key, from_folder
 from cachemgr.store import Store, layout
 
@@ -70,7 +70,7 @@ def captures(
             found.append(load(store, key, entry.name))
         except NotFoundError:
             continue
-        except (CorruptError, StoreError) as error:
+        except (CorruptError, DeniedError) as error:
             damaged.append(Damaged(key, entry.name, str(error), isinstance(error, CorruptError)))
     return tuple(sorted(found, key=lambda capture: (capture.manifest.created, capture.digest)))
 
