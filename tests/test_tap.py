@@ -28,6 +28,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PYTHON = sys.executable
 ROOT = Path(__file__).parent.parent
 
@@ -117,8 +119,6 @@ class Bench:
 
 PRELUDE = """
 import fcntl, os, signal, stat, struct, subprocess, sys, termios, time
-
-pytestmark = pytest.mark.slow
 
 def await_file(name):
     end = time.monotonic() + 120
