@@ -22,7 +22,6 @@ from cachemgr.order import Order, Started
 from cachemgr.outcome import Outcome, Start
 from cachemgr.prepare import Preparation, Prepared
 from cachemgr.store import Store, layout
-from cachemgr.store.captures import quarantined, set_apart
 from cachemgr.store.lock import held
 from cachemgr.trouble import Patience, Trouble
 from cachemgr.warm import Restored, restore
@@ -116,7 +115,7 @@ class Before:
 
     def _looked_up(self, key: Key, profile: Profile) -> Found:
         store, heads = self.cache.store, Heads(self.cache.heads())
-        self._without = quarantined(store, self.order.host)
+        self._without = self.cache.avoided(self.order.host)
         self._kept_out = kept_out(store, key, self._without)
         return find(store, key, profile.factors, profile.host, heads, without=self._without)
 
@@ -153,10 +152,14 @@ class Before:
             if capture is not None and broken.corrupt:
                 reasons[capture] = broken.reason
         self._without |= reasons.keys()
-        if reasons and self.order.publishes:
+        if reasons:
             layers = {damage.layer for damage in restored.damaged}
-            store, host, since = self.cache.store, self.order.host, self.clock.text()
-            self._ask("quarantining", None, lambda: set_apart(store, reasons, layers, host=host, since=since))
+            host, since, writable = self.order.host, self.clock.text(), self.order.publishes
+            self._ask(
+                "quarantining",
+                None,
+                lambda: self.cache.avoid(reasons, layers, host=host, since=since, writable=writable),
+            )
 
     def _waited(self, key: Key, profile: Profile, found: Found) -> Found:
         """Give a launch that compiles the same a while to publish, if the order says so."""

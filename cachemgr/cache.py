@@ -1,16 +1,18 @@
 """The composition root: settings in, an opened cache out. Only here is a concrete store chosen."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from cachemgr import places
-from cachemgr.digest import fingerprint
+from cachemgr.digest import Digest, fingerprint
+from cachemgr.errors import StoreError
 from cachemgr.key import Key, folder
 from cachemgr.settings import Settings
 from cachemgr.store import Store
+from cachemgr.store.captures import quarantined, set_apart
 from cachemgr.store.local import LocalStore
 
 REST_SECONDS = 300.0
@@ -37,6 +39,36 @@ class Cache:
     def heads(self) -> Path:
         """Where the heads of the store's captures are remembered."""
         return self.home / "heads" / f"{self._store_name()}.msgpack"
+
+    @property
+    def apart(self) -> Store:
+        """Where quarantines are noted that the store itself cannot take: a read-only one, or one that must not be
+        written. Without a note an engine that died of a capture would be given it at every start."""
+        return LocalStore(self.home / "apart" / self._store_name())
+
+    def avoided(self, host: str) -> frozenset[Digest]:
+        """The captures that `host` does not use."""
+        return quarantined(self.store, host) | quarantined(self.apart, host)
+
+    def avoid(
+        self,
+        reasons: Mapping[Digest, str],
+        layers: Iterable[Digest] = (),
+        *,
+        host: str,
+        since: str,
+        writable: bool,
+    ) -> None:
+        """Quarantine these captures on `host`, each with its reason: in the store if it may and can be written.
+
+        Raises:
+            StoreError: the note could be written nowhere.
+        """
+        if writable:
+            with suppress(StoreError):
+                set_apart(self.store, reasons, layers, host=host, since=since)
+                return
+        set_apart(self.apart, reasons, (), host=host, since=since)
 
     def rests(self, now: float) -> float:
         """For how many seconds more the store is left alone, because it did not answer a launch in time."""

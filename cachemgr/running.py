@@ -15,7 +15,7 @@ from cachemgr.order import KEY_VARIABLE, LAUNCH_VARIABLE, PINNED_VARIABLE, Liste
 from cachemgr.outcome import NOT_PUBLISHED, Ran
 from cachemgr.places import make_directory
 from cachemgr.publish import Published
-from cachemgr.store.captures import Capture, record, set_apart
+from cachemgr.store.captures import Capture, record
 from cachemgr.tap import Piece, Tap
 from cachemgr.watch import Work
 
@@ -155,8 +155,8 @@ class Running:
             self._put_in_order(work)
             self._trouble.survive("looking at rejections", None, lambda: self._avoid_rejected(ran))
         else:
-            next_start = "; the next start here goes without that capture" if not self._order.read_only else ""
-            published = msgspec.structs.replace(NOT_PUBLISHED, reason=culprit + next_start)
+            reason = f"{culprit}; the next start here goes without that capture"
+            published = msgspec.structs.replace(NOT_PUBLISHED, reason=reason)
             self._trouble.survive("setting aside what it died of", None, lambda: self._set_aside(culprit))
         told = self._told(ran, work, published, publish_seconds=self._clock.monotonic() - begun)
         if self._order.read_only or not self._before.opened:
@@ -208,9 +208,9 @@ class Running:
     def _quarantine(self, reason: str, captures: Sequence[Capture]) -> None:
         """Also where nothing is published: a start that dies of a capture must not be given it again."""
         reasons = {capture.digest: reason for capture in captures}
-        if reasons and not self._order.read_only:
-            store, host, since = self._cache.store, self._order.host, self._clock.text()
-            set_apart(store, reasons, (), host=host, since=since)
+        if reasons:
+            host, since, writable = self._order.host, self._clock.text(), not self._order.read_only
+            self._cache.avoid(reasons, host=host, since=since, writable=writable)
 
     def leave(self, *, in_use: bool) -> None:
         """The launch is over, however it went."""

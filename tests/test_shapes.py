@@ -303,6 +303,15 @@ def test_one_torn_unit_of_a_hundred_leaves_ninety_nine(torn: int, tmp_path: Path
     assert restored(store, room).keys() >= there.keys(), "what was whole is in place"
 
 
+def test_what_an_engine_compares_with_digests_itself_is_not_read_before_a_start(tmp_path: Path) -> None:
+    paths = trees.flashinfer_cubins(tmp_path / "flashinfer_cubins")
+    cubin = next(path for path in paths if path.endswith(".cubin"))
+    (tmp_path / "flashinfer_cubins" / cubin).write_bytes(b"\x7fELF cut")
+    os.utime(tmp_path / "flashinfer_cubins" / cubin, ns=(0, trees.NOW_NS))
+    assert look(tmp_path) == []
+    assert (tmp_path / "flashinfer_cubins" / cubin).stat().st_atime_ns == 0
+
+
 def test_an_artifact_that_vanishes_after_its_index_was_remembered_is_found(tmp_path: Path) -> None:
     trees.torch_compile(tmp_path / "torch_compile")
     remembered = StatCache({})

@@ -391,6 +391,20 @@ def test_who_publishes_nothing_does_not_die_of_the_same_file_again(engines: Engi
     assert told(machine.run(*engines.serve(), options=off, STAND_IN="die")) == ("none", "cold", 6)
 
 
+@pytest.mark.parametrize("how", ["setting", "file"])
+def test_a_store_that_cannot_be_written_does_not_kill_the_engine_again_and_again(engines: Engines, how: str) -> None:
+    engines.machine("one").run(*engines.serve())
+    machine = engines.machine("two")
+    if how == "file":  # as a read-only mount would: no directory of that name can be made
+        (machine.store / "quarantine").write_text("")
+    options = ("--read-only",) if how == "setting" else ()
+    died = machine.run(*engines.serve(), code=1, options=options, STAND_IN="die")
+    again = machine.run(*engines.serve(), options=options, STAND_IN="die")
+    assert told(again) == ("none", "cold", 6)
+    assert "in quarantine on" in machine.cachemgr("show", again["artifact"] or died["artifact"]).stdout
+    assert engines.machine("three").json("lookup", "--", *engines.serve())["result"] == "exact"
+
+
 def test_a_store_that_fails_under_a_server_keeps_neither_its_verdict_nor_what_was_set_aside(engines: Engines) -> None:
     machine = engines.machine("one")
     bare(engines, machine, "--max-model-len=1024")

@@ -101,7 +101,8 @@ class Apart(msgspec.Struct, frozen=True, order=True):
 @click.pass_context
 def show(ctx: click.Context, key: str, with_files: bool, as_json: bool) -> None:
     """Show one artifact: factors with their roles, captures, layers, and files on request. KEY may be a prefix."""
-    store = cache_of(ctx).store
+    cache = cache_of(ctx)
+    store = cache.store
     layout.read_layout(store)
     name = resolve(store, key)
     damaged: list[Damaged] = []
@@ -113,7 +114,7 @@ def show(ctx: click.Context, key: str, with_files: bool, as_json: bool) -> None:
     if as_json:
         output.document(artifact=summary, captures=[_capture_fields(capture) for capture in held])
     else:
-        _print_artifact(store, summary, held, with_files=with_files)
+        _print_artifact((store, cache.apart), summary, held, with_files=with_files)
     for each in damaged:
         output.note(f"warning: {each.reason}")
 
@@ -122,7 +123,8 @@ def _capture_fields(capture: Capture) -> dict[str, object]:
     return {"digest": capture.digest, **msgspec.structs.asdict(capture.manifest)}
 
 
-def _print_artifact(store: Store, summary: Summary, held: Sequence[Capture], *, with_files: bool) -> None:
+def _print_artifact(notes: Sequence[Store], summary: Summary, held: Sequence[Capture], *, with_files: bool) -> None:
+    """`notes` are where quarantines may be noted."""
     first = held[0].manifest
     facts = [
         ("key", summary.key),
@@ -141,7 +143,8 @@ def _print_artifact(store: Store, summary: Summary, held: Sequence[Capture], *, 
     output.heading("factors")
     _print_factors(by_role(first.factors))
     for capture in held:
-        _print_capture(capture, _apart(store, capture.digest), with_files=with_files)
+        apart = [each for store in notes for each in _apart(store, capture.digest)]
+        _print_capture(capture, apart, with_files=with_files)
 
 
 def _apart(store: Store, capture: Digest) -> list[Apart]:

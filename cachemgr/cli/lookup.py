@@ -18,7 +18,6 @@ from cachemgr.key import derive
 from cachemgr.live import pins, planned
 from cachemgr.lookup import Found, find
 from cachemgr.order import KEY_VARIABLE
-from cachemgr.store.captures import quarantined
 
 
 def _profile(ctx: click.Context, command: tuple[str, ...]) -> Profile:
@@ -42,7 +41,7 @@ def lookup(ctx: click.Context, as_json: bool, command: tuple[str, ...]) -> None:
         ctx.exit(1)
     key = derive(profile.factors)
     cache = cache_of(ctx)
-    without = quarantined(cache.store, os.uname().nodename)
+    without = cache.avoided(os.uname().nodename)
     found = find(cache.store, key, profile.factors, profile.host, Heads(cache.heads()), without=without)
     notes = (*profile.notes, *(() if found.result == "exact" else kept_out(cache.store, key, without)))
     if as_json:

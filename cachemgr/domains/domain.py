@@ -66,6 +66,9 @@ class Domain:
     bound: bool = field(kw_only=True, default=False)
     """Whether files name their own directory in a way that nobody can rewrite (ninja's logs): of no use, and of no
     harm, below another one."""
+    checks_itself: bool = field(kw_only=True, default=False)
+    """Whether its engine compares every file with a digest when it loads it, and gets it anew when it is wrong: then
+    nobody reads gigabytes before a start to find out."""
     needs_compile: bool = field(kw_only=True, default=False)
     """Whether only torch.compile writes it, so that a start with `--enforce-eager` has none."""
 

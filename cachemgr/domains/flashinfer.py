@@ -111,6 +111,7 @@ FLASHINFER_CUBINS = Domain(
     check_of=lambda _path: checks.whole_when_elf,
     unit_fault=lambda _unit, _paths: None,
     relocation_of=lambda _path: None,
+    checks_itself=True,
     content_keyed=True,
     source="flashinfer 0.7.4 jit/env.py, jit/cubin_loader.py, artifacts.py",
 )
