@@ -163,6 +163,9 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """When an API server first said that it is up; it waits for all its engines."""
     out_of_memory: tuple[str, ...]
     """Lines that say so, or that a worker was killed with signal 9: never the fault of a cache."""
+    died_of: tuple[int, ...]
+    """Signals that ended processes of the engine, but for 9, as their parent says; workers and cores die apart from the
+    command."""
     failures: tuple[Failure, ...]
     """The first fifteen and the last one."""
     jit_monitor: bool
@@ -538,6 +541,7 @@ class EngineLog:
             engines_ready=len(self._initialised),
             server_ready_at=self._server_ready_at,
             out_of_memory=self._noted("out_of_memory"),
+            died_of=tuple(int(number) for number in self._noted("process_died")),
             failures=failures,
             jit_monitor="jit_monitor" in self._events,
             jit_after_ready=self._noted("jit_compiled"),
@@ -640,4 +644,6 @@ _HUBS: Final[dict[bytes, tuple[Message, ...]]] = {
     _FATAL.encode(): (),
 }
 _FACTS: Final = frozenset({"model_runner", "attention_backend", "flash_attention"})
-_NOTES: Final = frozenset({"out_of_memory", "jit_compiled", "autotune_file", "autotune_loaded", "warming_up"})
+_NOTES: Final = frozenset(
+    {"out_of_memory", "process_died", "jit_compiled", "autotune_file", "autotune_loaded", "warming_up"}
+)

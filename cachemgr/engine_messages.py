@@ -416,6 +416,18 @@ MESSAGES: Final = (
         r"(?<!\S)\S{1,300} died unexpectedly \(exit code: -9\)",
         "v1/executor/multiproc_executor.py",
     ),
+    _row(
+        "process_died",
+        "died unexpectedly",
+        r"(?<!\S)\S{1,300} died unexpectedly \(exit code: -(?P<value>(?!9\))\d{1,2})\)",
+        "v1/executor/multiproc_executor.py",
+    ),
+    _row(
+        "process_died",
+        "Failed core proc(s): ",
+        r"Failed core proc\(s\): \{[^}\n]{0,300}: -(?P<value>(?!9\b)\d{1,2})\b",
+        "v1/engine/utils.py",
+    ),
     _row("out_of_memory", "Killed", r"(?:^|: line \d{1,9}: +\d{1,9} )Killed\b[^\n]*", "bash:jobs.c"),
 )
 """In the order of a start, where order matters at all."""

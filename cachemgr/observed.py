@@ -68,6 +68,7 @@ def death(ended: Ended, seen: Seen | None) -> Death:
     signals = () if ended.signal is None else (ended.signal,)
     if seen is None:
         return Death(signals, (), None, out_of_memory=False, ready=False)
+    signals = (*signals, *seen.died_of)
     failures = [failure for failure in seen.failures if not failure.stopping and not _interrupted(failure)]
     if seen.ready_at is not None:
         failures = [failure for failure in failures if failure.at >= seen.ready_at]

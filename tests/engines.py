@@ -76,6 +76,9 @@ def aot():
             sys.exit(1)
         elif "segfault" in behaviour:
             os.kill(os.getpid(), signal.SIGSEGV)
+        elif "core-segfault" in behaviour:
+            print("RuntimeError: Engine core initialization failed. Failed core proc(s): {'EngineCore_DP0': -11}")
+            sys.exit(1)
         else:
             say("decorators.py", f"Directly load AOT compilation from path {path}")
             if "unpack" in behaviour:

@@ -696,3 +696,27 @@ def test_excerpts_name_no_machine() -> None:
     for name in EXCERPTS:
         text = excerpt(name).decode()
         assert not re.search(r"/root/|/home/|\d+\.\d+\.\d+\.\d+(?<!127\.0\.0\.1)", text), name
+
+
+@pytest.mark.parametrize(
+    ("line", "signals"),
+    [
+        (
+            "ERROR 11-29 17:17:41 [x.py:316] Worker proc VllmWorker-1 died unexpectedly (exit code: -11), x",
+            (11,),
+        ),
+        (
+            "RuntimeError: Engine core initialization failed. Failed core proc(s): {'EngineCore_DP0': -4}",
+            (4,),
+        ),
+        (
+            "RuntimeError: Engine core initialization failed. Failed core proc(s): {'EngineCore': 1}",
+            (),
+        ),
+        ("Worker proc VllmWorker-1 died unexpectedly (exit code: -9), shutting down executor.", ()),
+    ],
+)
+def test_signals_that_ended_processes_of_the_engine_are_told(line: str, signals: tuple[int, ...]) -> None:
+    log = EngineLog(0.0)
+    log.feed(line.encode() + b"\n", 1.0)
+    assert log.seen().died_of == signals

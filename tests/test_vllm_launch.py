@@ -171,7 +171,7 @@ def test_a_server_that_ends_soon_after_it_was_ready_is_complete(engines: Engines
     assert told(engines.machine("two").run(*engines.serve())) == ("exact", "used", 0)
 
 
-@pytest.mark.parametrize(("behaviour", "code"), [("die", 1), ("segfault", 128 + signal.SIGSEGV)])
+@pytest.mark.parametrize(("behaviour", "code"), [("die", 1), ("segfault", 128 + signal.SIGSEGV), ("core-segfault", 1)])
 def test_an_engine_that_dies_of_what_was_restored_starts_without_it_the_next_time(
     engines: Engines, behaviour: str, code: int
 ) -> None:
