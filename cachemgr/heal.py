@@ -30,8 +30,11 @@ class Ailing(msgspec.Struct, frozen=True):
     faults: tuple[Fault, ...]
 
 
-def look(targets: Sequence[Target], cache: StatCache, *, now_ns: int) -> list[Ailing]:
-    """The directories in which something is damaged or left over. Unchanged files are not read again."""
+def look(targets: Sequence[Target], cache: StatCache, *, now_ns: int, left_overs: bool = True) -> list[Ailing]:
+    """The directories in which something is damaged or left over. Unchanged files are not read again.
+
+    Without `left_overs`, only what is damaged: the rest is nobody's trouble while others use the directories.
+    """
     found = []
     for target in targets:
         if target.domain.checks_itself:
@@ -41,9 +44,24 @@ def look(targets: Sequence[Target], cache: StatCache, *, now_ns: int) -> list[Ai
         damaged = faults(tree, cache, now_ns=now_ns) if seen else []
         if not target.ours:
             damaged = [fault for fault in damaged if _is_old(seen, fault.paths, now_ns, _UNFINISHED_SECONDS)]
-        orphans = _orphans(target, now_ns) if target.ours else []
+        orphans = _orphans(target, now_ns) if target.ours and left_overs else []
         if damaged or orphans:
             found.append(Ailing(target, (*damaged, *orphans)))
+    return found
+
+
+def stale_locks(targets: Sequence[Target], *, now_ns: int) -> list[str]:
+    """What an engine may wait for in vain, in one sentence each. Nothing is removed: a long build may still run."""
+    found = []
+    for target in targets:
+        seen = {} if target.domain.waits_for is None else scan(target.directory, target.domain.waits_for)
+        for path in sorted(seen):
+            hours = (now_ns - seen[path].mtime_ns) / 3600e9
+            if hours * 3600 > ORPHANED_SECONDS:
+                found.append(
+                    f"{target.directory}/{path} is {hours:.0f} h old, and its engine waits until it is removed: "
+                    "remove it unless something is being built there"
+                )
     return found
 
 

@@ -6,7 +6,7 @@ What another launch uses stays as it is; then this launch gets directories of it
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from cachemgr import heal, live
+from cachemgr import heal, live, stage
 from cachemgr.domains import Domain, Target
 from cachemgr.live import Claim, Room
 from cachemgr.observe import Snapshot
@@ -66,11 +66,15 @@ class Preparation:
             OSError: a directory could not be looked at.
         """
         stat_cache = StatCache.load(remembered)
-        ailing = heal.look(prepared.room.targets, stat_cache, now_ns=self._now_ns())
+        targets, now_ns = prepared.room.targets, self._now_ns()
+        ailing = heal.look(targets, stat_cache, now_ns=now_ns, left_overs=not self._in_use(prepared))
         stat_cache.save(remembered)
+        self._notes.extend(heal.stale_locks(targets, now_ns=now_ns))
+        for target in targets:
+            stage.remove_abandoned(target, now_ns=now_ns)
         if not ailing:
             return prepared
-        if prepared.room.shared(self._claim.launch, now=self._now()):
+        if self._in_use(prepared):  # by now
             return self._apart(prepared, "the live directory is damaged and in use, so this launch gets one of its own")
         for each in ailing:
             self._notes.extend(heal.set_aside(each, self._claim.launch))
@@ -105,6 +109,9 @@ class Preparation:
 
     def _room(self, *, alone: bool) -> Room:
         return live.enter(self._environ, self._domains, self._claim, alone=alone, now=self._now(), notes=self._notes)
+
+    def _in_use(self, prepared: Prepared) -> bool:
+        return prepared.room.shared(self._claim.launch, now=self._now())
 
     def _now(self) -> float:
         return self._now_ns() / 1e9

@@ -6,10 +6,12 @@ Never a partial unit, never over a live file, nothing at all if a byte is wrong.
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 
 from cachemgr import layer as layers
 from cachemgr.capture import File, Unit
 from cachemgr.domains import Target
+from cachemgr.domains.leftovers import ORPHANED_SECONDS
 from cachemgr.domains.relocation import CannotTravelError
 from cachemgr.errors import CorruptError, DeadlineError, StoreError
 from cachemgr.observe import STAGE_PREFIX
@@ -32,8 +34,7 @@ class Stage:
     def __init__(self, target: Target, *, launch: str, now_ns: int, expired: Callable[[], bool]) -> None:
         self._domain = target.domain
         self._final = target.directory
-        parent, name = os.path.split(target.directory)
-        self._parent = parent if target.ours else target.directory
+        self._parent, name = _where(target)
         self._private = f"{self._parent}/{STAGE_PREFIX}{launch}-{name}"
         self._root = f"{self._private}/tree"
         self._whole_tree = target.ours
@@ -152,6 +153,24 @@ class Stage:
         """Remove what was not published."""
         if self._made:
             shutil.rmtree(self._private, ignore_errors=True)
+
+
+def remove_abandoned(target: Target, *, now_ns: int) -> None:
+    """Remove the stages of launches that were killed while they restored: nothing in them was ever given a name."""
+    parent, name = _where(target)
+    with suppress(OSError), os.scandir(parent) as entries:
+        for entry in entries:
+            is_stage = entry.name.startswith(STAGE_PREFIX) and entry.name.endswith(f"-{name}")
+            if is_stage and entry.is_dir(follow_symlinks=False) and os.path.isdir(f"{entry.path}/tree"):
+                age = now_ns - entry.stat(follow_symlinks=False).st_mtime_ns
+                if age > ORPHANED_SECONDS * 1e9:
+                    shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def _where(target: Target) -> tuple[str, str]:
+    """The directory that stages for a target lie in, and how their names end."""
+    parent, name = os.path.split(target.directory)
+    return parent if target.ours else target.directory, name
 
 
 def _renamed(staged: str, final: str) -> bool:

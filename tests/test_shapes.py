@@ -4,6 +4,7 @@ The rows follow "Shapes for fixtures" of the failure log: torn vLLM, Inductor, T
 writers leave, files whose loading would run code, and symbolic links that lead elsewhere.
 """
 
+import errno
 import json
 import os
 import pickle
@@ -12,26 +13,31 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
-from cachemgr import heal, live
-from cachemgr.domains import TABLE, TORCH_PROGRAM, Target, by_name
+from cachemgr import heal, live, stage
+from cachemgr.domains import TABLE, TORCH_PROGRAM, Domain, Target, by_name
+from cachemgr.domains.jit import TORCH_EXTENSIONS
 from cachemgr.domains.leftovers import ORPHANED_SECONDS
 from cachemgr.examine import UnfitError, examine, units_of
 from cachemgr.heal import Ailing
 from cachemgr.key import derive
 from cachemgr.observe import STAGE_PREFIX, scan
+from cachemgr.prepare import Preparation
 from cachemgr.statcache import StatCache
 from cachemgr.store import Store, layout
 from cachemgr.store.captures import captures, plan_removal, remove
 from cachemgr.store.local import LocalStore
 from tests import trees
 from tests.machines import Machine, install_program, install_stand_in
+from tests.stores import Wrapper
 
 pytestmark = pytest.mark.slow
 
 PYTHON = sys.executable
+ROOT = Path(__file__).parent.parent
 NOW = trees.NOW_NS / 1e9
 AOT = f"torch_aot_compile/{trees.AOT_NAME}"
 INNER = f"{AOT}/inductor_cache"
@@ -278,14 +284,6 @@ def test_whole_trees_of_every_layout_are_healthy_and_travel(tmp_path: Path) -> N
     assert damage(look(tmp_path / "other")) == []
 
 
-def test_names_that_no_layout_has_are_neither_judged_nor_captured(tmp_path: Path) -> None:
-    room, store = tmp_path / "room", LocalStore(tmp_path / "store")
-    strange = {"torch_compile/dummy_cache/x.py": b"x = (\n", "torch_compile/nothex/model": b"", "triton/x": b""}
-    trees.write(room, strange)
-    assert look(room) == []
-    assert trees.publish_trees(store, trees.live(room)).capture is None
-
-
 @pytest.mark.parametrize("torn", [0, 41, 99])
 def test_one_torn_unit_of_a_hundred_leaves_ninety_nine(torn: int, tmp_path: Path) -> None:
     room, store = tmp_path / "room", LocalStore(tmp_path / "store")
@@ -320,6 +318,48 @@ def test_an_artifact_that_vanishes_after_its_index_was_remembered_is_found(tmp_p
     lacks(ARTIFACTS[0])(tmp_path / "torch_compile")
     ((_where, what, _why),) = damage(heal.look(places, remembered, now_ns=trees.NOW_NS))
     assert what == trees.TEN_HEX
+
+
+def test_an_artifact_that_no_index_names_is_no_damage_and_travels(tmp_path: Path) -> None:
+    # The index may grow under one name, so there may be more artifacts than it has; the engine asks the index only.
+    room, store = tmp_path / "room", LocalStore(tmp_path / "store")
+    trees.torch_compile(room / "torch_compile")
+    more = f"{BACKBONE}/artifact_compile_range_16385_32768_subgraph_7"
+    trees.write(room / "torch_compile", {more: b"CRC0 of a later size"})
+    assert damage(look(room)) == []
+    assert trees.publish_trees(store, trees.live(room)).refused == ()
+    there = restored(store, tmp_path / "other")
+    assert there[f"torch_compile/{more}"] == b"CRC0 of a later size"
+    assert more.rpartition("/")[2].encode() not in there[f"torch_compile/{INDEX}"]
+
+
+FOREIGN: dict[str, str] = {
+    "vLLM's dummy": "torch_compile/dummy_cache/x.py",
+    "no hash of vLLM's": "torch_compile/nothex/model",
+    "an artifact of JAX without its time": "torch_compile/jit_step-0a1b2c-cache",
+    "a time of JAX without its artifact": "triton/jit_step-0a1b2c-atime",
+    "Neuron": "torch_compile/neuronxcc-2.21.0+0a1b/MODULE_123+0a1b/model.neff",
+    "a stamp of versions": "torch_compile/.logos_compile_cache_stamp.json",
+    "a stamp below a model": "torch_compile/llama/cache_meta.json",
+    "DeepEP": "deep_gemm/kernel.combine.00ff/kernel.cu",
+    "a lock of AITER": "torch_extensions/lock_module_mha",
+    "a lock of AITER's build": "torch_extensions/module_mha/build/lock",
+    "a lock of ninja": "torch_extensions/module_mha/build/.ninja_lock",
+    "a lock of tvm-ffi": "tvm_ffi/module_0a1b/lock",
+    "a lock of FlashInfer": "flashinfer_jit/0.7.4/90a/cached_ops/tmp/norm.lock",
+    "a file of nobody": "triton/x",
+}
+
+
+@pytest.mark.parametrize("shape", FOREIGN)
+def test_what_no_layout_has_stays_as_it_is_and_does_not_travel(shape: str, tmp_path: Path) -> None:
+    room, store = tmp_path / "room", LocalStore(tmp_path / "store")
+    trees.write(room, {FOREIGN[shape]: b""})
+    before = trees.state(room)
+    assert look(room, ours=False) == []
+    assert look(room) == []
+    assert trees.publish_trees(store, trees.live(room)).capture is None
+    assert trees.state(room) == before
 
 
 def test_a_cache_that_was_moved_is_healthy_though_its_paths_are_stale(tmp_path: Path) -> None:
@@ -365,6 +405,188 @@ def test_locks_and_facts_of_one_machine_are_left_alone(path: str, tmp_path: Path
     trees.write(room / "inductor", {path: b""})
     assert look(room) == []
     assert trees.publish_trees(store, trees.live(room)).capture is None
+
+
+class Start:
+    """A launch that takes and heals live directories below `root`."""
+
+    def __init__(self, root: Path, launch: str, domains: tuple[Domain, ...] = TORCH_PROGRAM) -> None:
+        self.notes: list[str] = []
+        environ = {"VLLM_CACHE_ROOT": str(root / "root"), "TMPDIR": str(root), "HOME": str(root)}
+        claim = live.Claim(derive(trees.FACTORS), launch, "warm", "sight")
+        preparation = Preparation(environ, domains, claim, now_ns=lambda: trees.NOW_NS, notes=self.notes)
+        self.prepared = preparation.heal(preparation.enter(), root / f"{launch}.remembered")
+        self.directories = {target.domain.name: Path(target.directory) for target in self.prepared.room.targets}
+
+
+def test_an_old_left_over_stays_while_another_launch_is_there_and_sends_nobody_away(tmp_path: Path) -> None:
+    running = Start(tmp_path, "running")
+    left = {"tmp.pid_77_ab/add.ptx": b"of a compiler that takes its time"}
+    trees.write(running.directories["triton"], left)
+    second = Start(tmp_path, "second")
+    assert not second.prepared.room.private
+    assert trees.read(second.directories["triton"]) == left
+    for launch in (running, second):
+        launch.prepared.leave()
+    assert any(line.endswith(DIED) for line in Start(tmp_path, "third").notes)
+    assert not (second.directories["triton"] / "tmp.pid_77_ab/add.ptx").exists()
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_the_stage_of_a_killed_restore_goes_when_it_is_old(ours: bool, tmp_path: Path) -> None:
+    place = target("triton", tmp_path / "room", ours=ours)
+    trees.triton_kernel(place.directory, "one")
+    parent = Path(place.directory).parent if ours else Path(place.directory)
+    names = ("old", "young", "aside-old", "held")
+    stages = {name: parent / f"{STAGE_PREFIX}{name}-triton" for name in names}
+    for name, path in stages.items():
+        trees.write(path, {f"{'kernel' if name in names[2:] else 'tree'}/K/add.cubin": b"half"})
+        born = 0.9 if name == "young" else 1.1
+        os.utime(path, ns=(0, trees.NOW_NS - int(born * ORPHANED_SECONDS * 1e9)))
+    before = trees.read(Path(place.directory) / KERNEL)
+    stage.remove_abandoned(place, now_ns=trees.NOW_NS)
+    assert [name for name in names if stages[name].exists()] == ["young", "aside-old", "held"]
+    assert trees.read(Path(place.directory) / KERNEL) == before
+
+
+def test_a_start_removes_what_a_killed_restore_staged(tmp_path: Path) -> None:
+    first = Start(tmp_path, "first")
+    first.prepared.leave()
+    staged = first.directories["triton"].parent / f"{STAGE_PREFIX}dead-triton"
+    trees.write(staged, {"tree/K/add.cubin": b"half"})
+    os.utime(staged, ns=(0, trees.OLD_NS))
+    Start(tmp_path, "second")
+    assert not staged.exists()
+
+
+def test_a_lock_that_an_engine_would_wait_for_in_vain_is_named_and_left(tmp_path: Path) -> None:
+    # torch waits for the file to go, whoever made it: a killed build hangs every later start.
+    place = tmp_path / ".cache/torch_extensions/py311_cu130"
+    locks = {"dead/lock": b"", "dead/ext.so": trees.elf("ext"), "dead/.ninja_lock": b""}
+    trees.write(place, locks)
+    trees.write(place, {"building/lock": b""})
+    os.utime(place / "building/lock", ns=(0, trees.NOW_NS - int(0.9 * ORPHANED_SECONDS * 1e9)))
+    started = Start(tmp_path, "first", (TORCH_EXTENSIONS,))
+    (line,) = started.notes
+    assert line.startswith(f"{place}/dead/lock is ")
+    assert "waits until it is removed" in line
+    assert trees.read(place).keys() == {*locks, "building/lock"}
+
+
+# File systems that misbehave under a live root.
+
+
+def refusing(monkeypatch: pytest.MonkeyPatch, name: str, error: int, below: Path) -> list[str]:
+    """Makes a call of `os` fail for paths below a directory; what was asked for is in the list."""
+    real, asked = getattr(os, name), list[str]()
+
+    def call(path: str, *more: object, **named: object) -> object:
+        if str(path).startswith(f"{below}/"):
+            asked.append(str(path))
+            raise OSError(error, os.strerror(error))
+        return real(path, *more, **named)
+
+    monkeypatch.setattr(os, name, call)
+    return asked
+
+
+@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("error", [errno.ENOSYS, errno.EBUSY, errno.ESTALE])
+def test_a_live_root_without_renames_is_said_and_has_nothing_half(
+    error: int, ours: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, room = LocalStore(tmp_path / "store"), tmp_path / "room"
+    trees.build(tmp_path / "made", ["triton", "torch_compile"])
+    trees.publish_trees(store, trees.live(tmp_path / "made"))
+    found, places = trees.look_up(store), [target(name, room, ours=ours) for name in ("triton", "torch_compile")]
+    asked = refusing(monkeypatch, "rename", error, room)
+    outcome = trees.restore_found(store, found, places)
+    monkeypatch.undo()
+    assert asked
+    assert outcome.files == 0
+    assert [reason.partition(" not restored: ")[0] for reason in outcome.reasons] == ["triton", "torch_compile"]
+    assert all(os.strerror(error) in reason for reason in outcome.reasons)
+    assert outcome.damaged == (), "nobody's fault but the place's"
+    assert trees.read(room) == {}
+    assert restored(store, room).keys() == travelling(tmp_path / "made").keys()
+
+
+@pytest.mark.parametrize("error", [errno.ENOSYS, errno.EBUSY, errno.ESTALE, errno.EACCES])
+def test_a_torn_unit_that_cannot_be_moved_is_said_and_left(
+    error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trees.build(tmp_path, ["triton"])
+    cut(f"{KERNEL}/add_kernel.cubin")(tmp_path / "triton")
+    before = trees.read(tmp_path)
+    (ailing,) = look(tmp_path, ours=False)
+    refusing(monkeypatch, "rename", error, tmp_path)
+    (line,) = heal.set_aside(ailing, "launch-9")
+    assert line.startswith(f"triton {KERNEL}: ")
+    assert line.endswith("cannot be set aside")
+    assert trees.read(tmp_path) == before
+
+
+@pytest.mark.parametrize("error", [errno.EBUSY, errno.ESTALE])
+def test_a_directory_that_cannot_be_removed_yet_is_no_trouble(
+    error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Network file systems answer EBUSY to rmdir while a deleted file is open somewhere.
+    store, room = LocalStore(tmp_path / "store"), tmp_path / "room"
+    trees.build(room, ["triton"])
+    trees.publish_trees(store, trees.live(room))
+    cut(f"{KERNEL}/add_kernel.cubin")(room / "triton")
+    (ailing,) = look(room, ours=False)
+    asked = refusing(monkeypatch, "rmdir", error, tmp_path)
+    (line,) = heal.set_aside(ailing, "launch-9")
+    assert line.startswith("set aside triton")
+    assert trees.restore_found(store, trees.look_up(store), trees.targets(room)).reasons == ()
+    remove(store, plan_removal(store, [derive(trees.FACTORS)], now=NOW, grace=0))
+    assert captures(store, derive(trees.FACTORS), []) == ()
+    held = Start(tmp_path, "first")
+    held.prepared.leave()
+    assert asked
+    assert damage(look(room)) == []
+
+
+@pytest.mark.parametrize("error", [errno.ESTALE, errno.EBUSY, errno.EIO])
+def test_a_live_file_that_cannot_be_read_costs_its_unit_a_capture_and_is_not_called_damaged(
+    error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, store = tmp_path / "room", LocalStore(tmp_path / "store")
+    keys = [trees.triton_kernel(room / "triton", seed) for seed in ("one", "two")]
+    seen = trees.live(room)
+    asked = refusing(monkeypatch, "open", error, room / "triton" / keys[0])
+    assert look(room) == [], "the next start may read it"
+    published = trees.publish_trees(store, seen)
+    monkeypatch.undo()
+    assert asked
+    ((unit, reason),) = [(refused.unit, refused.reason) for refused in published.refused]
+    assert unit == keys[0]
+    assert reason.endswith(f"cannot be read: {os.strerror(error)}")
+    assert {path.split("/")[1] for path in restored(store, tmp_path / "other")} == {keys[1]}
+
+
+# Live use.
+
+
+class RemovedOnOpen(Wrapper):
+    """The artifact is removed by somebody else while its layer is open."""
+
+    def open(self, name: str) -> BinaryIO:
+        stream = super().open(name)
+        remove(self.inner, plan_removal(self.inner, [derive(trees.FACTORS)], now=NOW, grace=0))
+        return stream
+
+
+def test_an_artifact_that_is_removed_while_it_is_restored_arrives_whole_and_stays(tmp_path: Path) -> None:
+    store, room = LocalStore(tmp_path / "store"), tmp_path / "room"
+    trees.publish_trees(store, trees.build(tmp_path / "made"))
+    outcome = trees.restore_found(RemovedOnOpen(store), trees.look_up(store), trees.targets(room))
+    assert (outcome.reasons, outcome.damaged) == ((), ())
+    assert captures(store, derive(trees.FACTORS), []) == ()
+    assert not list((tmp_path / "store").rglob("*.tar.zst"))
+    assert trees.read(room).keys() == travelling(tmp_path / "made").keys()
+    assert damage(look(room)) == []
 
 
 # Files that run code when they are loaded.
@@ -469,6 +691,70 @@ def test_no_journey_loads_what_it_handles(tmp_path: Path, tripwires: dict[str, b
         heal.set_aside(each, "launch-9")
     remove(store, plan_removal(store, [derive(trees.FACTORS)], now=NOW))
     assert not marker.exists()
+
+
+WATCHED = r"""
+import os, sys
+from pathlib import Path
+root = Path(sys.argv[1])
+caught = []
+
+def hook(event, arguments):
+    if event in ("pickle.find_class", "ctypes.dlopen"):
+        caught.append(event)
+    elif event == "import" and str(arguments[1] or "").startswith(str(root)):
+        caught.append(event)
+    elif event == "exec" and str(root) in str(getattr(arguments[0], "co_filename", "")):
+        caught.append(event)
+    elif event in ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen"):
+        caught.append(event)
+
+from cachemgr import heal
+from cachemgr.key import derive
+from cachemgr.statcache import StatCache
+from cachemgr.store.captures import plan_removal, remove
+from cachemgr.store.local import LocalStore
+from tests import trees
+
+trees.build(root / "made")
+store = LocalStore(root / "store")
+bomb = b"\x80\x05cos\nsystem\n(S'true'\ntR."
+for path in [*root.rglob("model"), root / "made" / "tilelang" / "autotuner" / "x" / "function.pkl"]:
+    trees.write(path.parent, {path.name: bomb})
+trees.write(root / "made" / "inductor", dict([trees.content_entry("fxgraph/kb/fkbomb", bomb)]))
+made = trees.live(root / "made")
+sys.addaudithook(hook)
+caught.clear()
+assert trees.publish_trees(store, made).refused == ()
+assert trees.restore_found(store, trees.look_up(store), trees.targets(root / "room")).files
+heal.look(trees.targets(root / "room"), StatCache({}), now_ns=trees.NOW_NS)
+for each in heal.look(trees.targets(root / "made"), StatCache({}), now_ns=trees.NOW_NS):
+    heal.set_aside(each, "launch-9")
+remove(store, plan_removal(store, [derive(trees.FACTORS)], now=trees.NOW_NS / 1e9, grace=0))
+print("caught", sorted(set(caught)))
+caught.clear()
+import ctypes, pickle, runpy
+(root / "module.py").write_text("x = 1")
+runpy.run_path(str(root / "module.py"))
+for load in (lambda: pickle.loads(bomb), lambda: ctypes.CDLL(str(next(root.rglob("*.so"))))):
+    try:
+        load()
+    except OSError:
+        pass
+print("control", sorted(set(caught)))
+"""
+
+
+def test_no_file_of_any_domain_is_loaded_by_any_journey(tmp_path: Path) -> None:
+    """The interpreter itself says what is unpickled, imported, executed and opened as a library."""
+    done = subprocess.run(
+        [PYTHON, "-c", WATCHED, str(tmp_path)], capture_output=True, text=True, check=False, cwd=ROOT, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "caught []",
+        "control ['ctypes.dlopen', 'exec', 'os.system', 'pickle.find_class']",
+    ]
 
 
 # Symbolic links that lead elsewhere.

@@ -415,3 +415,17 @@ def test_scratch_is_on_the_file_system_of_the_store(store: Store) -> None:
     assert store.scratch().stat().st_dev == Path(str(store)).stat().st_dev
     assert spool(store, b"x").stat().st_mode & 0o777 == 0o644
     assert store.scratch().stat().st_mode & 0o777 == 0o700
+
+
+def test_what_killed_writers_left_goes_when_it_is_old(tmp_path: Path, store: Store) -> None:
+    left = {name: store.scratch() / name for name in ("old", "young")}
+    (tmp_path / "elsewhere").write_bytes(b"somebody's")
+    link = store.scratch() / "link"
+    for path in left.values():
+        path.write_bytes(b"half")
+    link.symlink_to(tmp_path / "elsewhere")
+    os.utime(left["old"], (1, 1))
+    os.utime(link, (1, 1), follow_symlinks=False)
+    store.put("a", b"1")
+    assert sorted(path.name for path in store.scratch().iterdir()) == ["link", "young"]
+    assert (tmp_path / "elsewhere").read_bytes() == b"somebody's"

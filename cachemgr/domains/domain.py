@@ -69,6 +69,8 @@ class Domain:
     checks_itself: bool = field(kw_only=True, default=False)
     """Whether its engine compares every file with a digest when it loads it, and gets it anew when it is wrong: then
     nobody reads gigabytes before a start to find out."""
+    waits_for: Callable[[str], bool] | None = field(kw_only=True, default=None)
+    """Whether its engine waits until somebody removes this file, however long ago its maker died; None for none."""
     needs_compile: bool = field(kw_only=True, default=False)
     """Whether only torch.compile writes it, so that a start with `--enforce-eager` has none."""
 

@@ -147,5 +147,6 @@ TORCH_EXTENSIONS = Domain(
     keeps_mtimes=True,
     exact_only=True,
     bound=True,
+    waits_for=lambda path: path.endswith("/lock"),
     source="torch 2.13 utils/cpp_extension.py, utils/file_baton.py",
 )

@@ -7,6 +7,7 @@ taken: objects are immutable, the first writer wins, and a crash leaves only fil
 import errno
 import os
 import stat
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,6 +24,8 @@ _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, e
 
 _SCRATCH = "tmp"
 _ATTEMPTS = 100
+_ABANDONED_SECONDS = 24 * 3600.0
+"""How old an unfinished write must be to have no writer any more, whatever the clock of a file server says."""
 
 
 class LocalStore:
@@ -131,6 +134,7 @@ class LocalStore:
             make_directory(directory, 0o700)
         except OSError as error:
             raise self._failed("write", _SCRATCH, error) from None
+        _sweep(directory)
         return directory
 
     def _entries(self, directory: str) -> list[os.DirEntry[str]]:
@@ -166,6 +170,16 @@ class LocalStore:
         with suppress(OSError):
             path.unlink()
         return self._failed("write", name, error)
+
+
+def _sweep(directory: Path) -> None:
+    """Remove what writers left that were killed."""
+    with suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime > _ABANDONED_SECONDS:
+                    os.unlink(entry.path)
 
 
 def _claim(path: Path, target: Path) -> bool:
