@@ -17,11 +17,11 @@ from cachemgr.heads import Heads
 from cachemgr.hold import Purpose
 from cachemgr.key import Key, derive, sight
 from cachemgr.live import Claim
-from cachemgr.lookup import NOTHING, Found, find
+from cachemgr.lookup import NOTHING, Found, find, kept_out
 from cachemgr.order import Order, Started
 from cachemgr.outcome import Outcome, Start
 from cachemgr.prepare import Preparation, Prepared
-from cachemgr.store import Store, layout
+from cachemgr.store import layout
 from cachemgr.store.lock import held
 from cachemgr.trouble import Patience, Trouble
 from cachemgr.warm import Restored, restore
@@ -72,7 +72,7 @@ class Before:
     def profile(self) -> Profile | None:
         """What the command will compile; None when that cannot be found out at all."""
         order = self.order
-        salt = self._ask("opening the store", None, lambda: store_salt(self.cache, writable=order.publishes))
+        salt = self._ask("opening the store", None, lambda: self.cache.salt(writable=order.publishes))
         self.opened = salt is not None
         return self.trouble.attempt(
             "deriving the key",
@@ -215,23 +215,3 @@ def units_offered(targets: Sequence[Target], offered: Mapping[str, frozenset[str
         target.domain.name: frozenset(map(target.domain.unit_of, offered.get(target.domain.name, ())))
         for target in targets
     }
-
-
-def kept_out(store: Store, key: Key, without: frozenset[Digest]) -> tuple[str, ...]:
-    """That captures of this very key are in quarantine here, for people; empty where none is. Nothing but their
-    absence would show otherwise.
-    """
-    names = store.scan(layout.artifact_prefix(key)) if without else ()
-    count = sum(layout.capture_of(entry.name) in without for entry in names)
-    if not count:
-        return ()
-    captures = "1 capture" if count == 1 else f"{count} captures"
-    return (f"{captures} of this key in quarantine on this host, see `cachemgr show {key[:12]}`",)
-
-
-def store_salt(cache: Cache, *, writable: bool) -> str:
-    """The salt of the local store; a store that does not exist yet gets one if it may be written."""
-    if writable:
-        return layout.ensure_layout(cache.store).salt
-    found = layout.read_layout(cache.store)
-    return found.salt if found else ""

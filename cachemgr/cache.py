@@ -11,7 +11,7 @@ from cachemgr.digest import Digest, fingerprint
 from cachemgr.errors import StoreError
 from cachemgr.key import Key, folder
 from cachemgr.settings import Settings
-from cachemgr.store import Store
+from cachemgr.store import Store, layout
 from cachemgr.store.captures import quarantined, set_apart
 from cachemgr.store.local import LocalStore
 
@@ -39,6 +39,17 @@ class Cache:
     def heads(self) -> Path:
         """Where the heads of the store's captures are remembered."""
         return self.home / "heads" / f"{self._store_name()}.msgpack"
+
+    def salt(self, *, writable: bool) -> str:
+        """The salt of the local store; a store that does not exist yet gets one if it may be written.
+
+        Raises:
+            StoreError, CorruptError: as `cachemgr.store.layout`.
+        """
+        if writable:
+            return layout.ensure_layout(self.store).salt
+        found = layout.read_layout(self.store)
+        return found.salt if found else ""
 
     @property
     def apart(self) -> Store:

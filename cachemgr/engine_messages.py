@@ -10,6 +10,7 @@ Levels, times, file names and process names around a message are not part of a r
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 Version = tuple[int, int]
@@ -29,11 +30,16 @@ class Message:
     literal: str
     hub: str
     """In every line that matches, and shared by several rows: the first test of a block of lines. Longer is cheaper."""
-    pattern: re.Pattern[str]
+    text: str
     sources: tuple[str, ...]
     """Files below `vllm/`: in every version of the range, one of them has the literal. `project:file` is not vLLM's."""
     since: Version = _OLDEST
     below: Version | None = None
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """What a line must match. Compiled when a line first may: all of them together take longer than a look-up."""
+        return re.compile(self.text)
 
     def in_range(self, version: Version) -> bool:
         """Whether vLLM `version` (major, minor) prints this."""
@@ -49,7 +55,7 @@ def _row(
     since: Version = _OLDEST,
     below: Version | None = None,
 ) -> Message:
-    return Message(event, literal, hub or literal, re.compile(pattern), sources, since, below)
+    return Message(event, literal, hub or literal, pattern, sources, since, below)
 
 
 _CORE = "v1/engine/core.py"
@@ -485,7 +491,7 @@ def expected_of(version: Version, holds: frozenset[str]) -> tuple[Expected, ...]
 class KnownReason:
     """A reason for which the engine rejects a cache entry or dies of it, in words that help."""
 
-    pattern: re.Pattern[str]
+    text: str
     explanation: str
     fix: str
     source: str
@@ -493,9 +499,14 @@ class KnownReason:
     of_entry: bool = True
     """Whether the entry is to blame, so that another one may do better; not the engine's build or this machine."""
 
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """What the engine's words must match."""
+        return re.compile(self.text)
+
 
 def _reason(pattern: str, explanation: str, fix: str, source: str, *, of_entry: bool = True) -> KnownReason:
-    return KnownReason(re.compile(pattern), explanation, fix, source, of_entry)
+    return KnownReason(pattern, explanation, fix, source, of_entry)
 
 
 _SAME_IMAGE = "Use the same image where caches are made and where they are used."

@@ -134,7 +134,7 @@ def _near(candidate: _Candidate, usable: tuple[Capture, ...], host: Relations, d
         usable = tuple(capture for capture, faults in zip(usable, elsewhere, strict=True) if not faults) or usable
     complete = tuple(capture for capture in usable if capture.manifest.complete)
     reasons = [] if complete else ["only incomplete captures: their launch ended before it was done"]
-    faults = () if candidate.placed else next(faults for faults in elsewhere if faults)
+    faults = () if candidate.placed else next(filter(None, elsewhere), ())
     return msgspec.structs.replace(
         _nothing_but(candidate, damaged),
         result="near",
@@ -164,3 +164,15 @@ def _usable(
         for capture in captures(store, key, damaged, without=without)
         if not broken(capture.manifest.needs, host) and has_layers(store, capture)
     )
+
+
+def kept_out(store: Store, key: Key, without: frozenset[Digest]) -> tuple[str, ...]:
+    """That captures of this very key are in quarantine here, for people; empty where none is. Nothing but their
+    absence would show otherwise.
+    """
+    names = store.scan(layout.artifact_prefix(key)) if without else ()
+    count = sum(layout.capture_of(entry.name) in without for entry in names)
+    if not count:
+        return ()
+    captures = "1 capture" if count == 1 else f"{count} captures"
+    return (f"{captures} of this key in quarantine on this host, see `cachemgr show {key[:12]}`",)

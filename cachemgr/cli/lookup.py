@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from cachemgr.before import kept_out, store_salt
 from cachemgr.cli import EXIT_CODES, output
 from cachemgr.cli.session import PASS_THROUGH, cache_of, command_argument, settings_of
 from cachemgr.domains import of_engine
@@ -16,14 +15,22 @@ from cachemgr.factors.profile import Profile
 from cachemgr.heads import Heads
 from cachemgr.key import derive
 from cachemgr.live import pins, planned
-from cachemgr.lookup import Found, find
+from cachemgr.lookup import Found, find, kept_out
 from cachemgr.order import KEY_VARIABLE
 
 
 def _profile(ctx: click.Context, command: tuple[str, ...]) -> Profile:
     settings = settings_of(ctx)
-    salt = store_salt(cache_of(ctx), writable=False)
+    salt = cache_of(ctx).salt(writable=False)
     return describe(command, os.environ, cwd=Path.cwd(), ignored_args=settings.ignore_arg, salt=salt)
+
+
+def _is_left_alone(command: tuple[str, ...]) -> bool:
+    """Whether `run` would give no cache to this command, which is said then."""
+    reason = reason_to_leave_alone(command, os.environ, Path.cwd())
+    if reason is not None:
+        output.note(reason)
+    return reason is not None
 
 
 @click.command(context_settings=PASS_THROUGH, epilog=EXIT_CODES)
@@ -32,13 +39,11 @@ def _profile(ctx: click.Context, command: tuple[str, ...]) -> Profile:
 @click.pass_context
 def lookup(ctx: click.Context, as_json: bool, command: tuple[str, ...]) -> None:
     """Say whether CMD would start warm here, and what differs if not. Exit code 0 only for an exact artifact."""
-    profile = _profile(ctx, command)
-    alone = reason_to_leave_alone(command, os.environ, Path.cwd())
-    if alone is not None:
-        output.note(alone)
+    if _is_left_alone(command):
         if as_json:
             output.document(result="none", key=None, artifact=None, differs=(), relations=(), where=None)
         ctx.exit(1)
+    profile = _profile(ctx, command)
     key = derive(profile.factors)
     cache = cache_of(ctx)
     without = cache.avoided(os.uname().nodename)
@@ -77,13 +82,11 @@ def _print(found: Found, key: str, notes: Sequence[str]) -> None:
 @click.pass_context
 def env(ctx: click.Context, as_json: bool, command: tuple[str, ...]) -> None:
     """Print the variables that `cachemgr run -- CMD` would set, as `export` lines for a shell."""
-    profile = _profile(ctx, command)
-    alone = reason_to_leave_alone(command, os.environ, Path.cwd())
-    if alone is not None:
-        output.note(alone)
+    if _is_left_alone(command):
         if as_json:
             output.document(key=None, variables={})
         return
+    profile = _profile(ctx, command)
     key = derive(profile.factors)
     pinned = {**profile.pins, **pins(planned(os.environ, of_engine(profile.engine), key))}
     variables = {**profile.constants, **pinned, KEY_VARIABLE: key}

@@ -190,10 +190,10 @@ def _after(event: Told) -> str:
         _took(event),
         f"{sum(told.added.values()):,} added",
     ]
-    if told.exit_code:
-        parts.append(f"exit code {told.exit_code}")
     if told.added_after_ready:
         parts.append(f"{told.added_after_ready:,} of them while serving")
+    if told.exit_code:
+        parts.append(f"exit code {told.exit_code}")
     if published.capture is not None:
         parts.append(
             f"captured {output.counted(published.files, 'file')} "

@@ -46,9 +46,9 @@ class Domain:
     """The name of the unit that a file belongs to."""
     check_of: Callable[[str], Check] = field(kw_only=True)
     """How a file proves that it is whole."""
-    unit_fault: Callable[[str, Collection[str]], str | None] = field(kw_only=True)
+    unit_fault: Callable[[str, Collection[str]], str | None] = field(kw_only=True, default=lambda _unit, _paths: None)
     """What is missing from a unit with these paths, or None."""
-    relocation_of: Callable[[str], Relocation | None] = field(kw_only=True)
+    relocation_of: Callable[[str], Relocation | None] = field(kw_only=True, default=lambda _path: None)
     """How a file that names its own directory travels."""
     content_keyed: bool = field(kw_only=True)
     """Looked up by the hash of everything that matters, so that a near artifact's units are always safe to offer."""
@@ -60,12 +60,10 @@ class Domain:
     """The ranks that a unit with these paths has something of, as `rank_<rank>_<dp>`; none when it is not divided by
     ranks."""
     keeps_mtimes: bool = field(kw_only=True, default=False)
-    """Whether validity depends on modification times (ninja)."""
+    """Whether validity depends on modification times (ninja). Such files name their own directory in a way that nobody
+    can rewrite, too: below another one they are of no use, and of no harm."""
     exact_only: bool = field(kw_only=True, default=False)
     """Restored only where every factor is equal."""
-    bound: bool = field(kw_only=True, default=False)
-    """Whether files name their own directory in a way that nobody can rewrite (ninja's logs): of no use, and of no
-    harm, below another one."""
     checks_itself: bool = field(kw_only=True, default=False)
     """Whether its engine compares every file with a digest when it loads it, and gets it anew when it is wrong: then
     nobody reads gigabytes before a start to find out."""

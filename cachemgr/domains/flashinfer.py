@@ -96,7 +96,6 @@ FLASHINFER_JIT = Domain(
     content_keyed=False,
     keeps_mtimes=True,
     exact_only=True,
-    bound=True,
     source="flashinfer 0.7.4 jit/env.py, jit/core.py, jit/cpp_ext.py, jit/cute_dsl_core.py",
 )
 
@@ -109,8 +108,6 @@ FLASHINFER_CUBINS = Domain(
     travels=lambda path: "/" in path and not path.endswith((".lock", ".tmp")),
     unit_of=lambda path: path,
     check_of=lambda _path: checks.whole_when_elf,
-    unit_fault=lambda _unit, _paths: None,
-    relocation_of=lambda _path: None,
     checks_itself=True,
     content_keyed=True,
     source="flashinfer 0.7.4 jit/env.py, jit/cubin_loader.py, artifacts.py",
@@ -122,8 +119,6 @@ FLASHINFER_WINNERS = Domain(
     travels=lambda path: _WINNER.fullmatch(path) is not None,
     unit_of=lambda path: path,
     check_of=lambda path: _winner if "/entries/" in path else checks.json_object,
-    unit_fault=lambda _unit, _paths: None,
-    relocation_of=lambda _path: None,
     content_keyed=True,
     source="flashinfer 0.7.4 autotune_cache.py; vLLM 0.33 model_executor/warmup/kernel_warmup.py",
 )

@@ -42,7 +42,6 @@ DEEP_GEMM = Domain(
     unit_of=lambda path: path.rpartition("/")[0],
     check_of=lambda path: checks.whole_elf if path.endswith(".cubin") else checks.not_empty,
     unit_fault=_kernel_fault,
-    relocation_of=lambda _path: None,
     content_keyed=True,
     source="DeepGEMM 2.x csrc/jit/compiler.hpp, csrc/jit/kernel_runtime.hpp; vLLM 0.26-0.33 utils/deep_gemm.py",
 )
@@ -57,8 +56,6 @@ CUTE_DSL = Domain(
     travels=lambda path: _MODULE.fullmatch(path) is not None,
     unit_of=lambda path: path,
     check_of=lambda _path: checks.ends_with_crc,
-    unit_fault=lambda _unit, _paths: None,
-    relocation_of=lambda _path: None,
     content_keyed=True,
     source="nvidia-cutlass-dsl 4.8 base_dsl/cache_helpers.py",
 )
@@ -109,7 +106,6 @@ TILELANG = Domain(
     unit_of=lambda path: path.rpartition("/")[0],
     check_of=_tilelang_check,
     unit_fault=_tilelang_fault,
-    relocation_of=lambda _path: None,
     content_keyed=True,
     source="tilelang 0.1.15 cache/kernel_cache.py, cache/binary_cache.py, jit/adapter/*/kernel_cache.py",
 )
@@ -125,12 +121,10 @@ TVM_FFI = Domain(
     travels=lambda path: ninja.belongs(path) and ("/" in path or _ADDON.fullmatch(path) is not None),
     unit_of=lambda path: path.split("/", 1)[0],
     check_of=ninja.check_of,
-    unit_fault=lambda _unit, _paths: None,
     relocation_of=ninja.relocation_of,
     content_keyed=False,
     keeps_mtimes=True,
     exact_only=True,
-    bound=True,
     source="apache-tvm-ffi 0.1.15 cpp/extension.py, _optional_torch_c_dlpack.py",
 )
 
@@ -141,12 +135,10 @@ TORCH_EXTENSIONS = Domain(
     travels=lambda path: "/" in path and ninja.belongs(path),
     unit_of=lambda path: path.rpartition("/")[0],
     check_of=ninja.check_of,
-    unit_fault=lambda _unit, _paths: None,
     relocation_of=ninja.relocation_of,
     content_keyed=False,
     keeps_mtimes=True,
     exact_only=True,
-    bound=True,
     waits_for=lambda path: path.endswith("/lock"),
     source="torch 2.13 utils/cpp_extension.py, utils/file_baton.py",
 )
