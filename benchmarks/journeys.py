@@ -21,10 +21,12 @@ from cachemgr.capture import LAYOUT, Manifest, Provenance
 from cachemgr.domains import Domain, Target, by_name
 from cachemgr.examine import Tree
 from cachemgr.key import Factor, Relations, derive
+from cachemgr.level import Level
 from cachemgr.lookup import find
 from cachemgr.publish import Published, publish
 from cachemgr.statcache import StatCache
-from cachemgr.store.captures import Capture, captures
+from cachemgr.store import Store
+from cachemgr.store.captures import Capture, Judge, Marks, captures, no_marks, unasked
 from cachemgr.store.local import LocalStore
 from cachemgr.warm import Restored, restore
 
@@ -49,6 +51,16 @@ class Sample(msgspec.Struct, frozen=True):
             domain = by_name(name)
             assert domain is not None, f"no domain {name}"
             yield domain, directory
+
+
+def extracted(archives: Path | None, scratch: Path) -> Iterator[Sample]:
+    """The real trees in a directory of `*.tar.xz`, each unpacked below `scratch`; none without one."""
+    for archive in sorted(archives.glob("*.tar.xz")) if archives else ():
+        name = archive.name.removesuffix(".tar.xz")
+        root = scratch / "trees" / name
+        root.mkdir(parents=True)
+        subprocess.run(["tar", "-xf", str(archive), "-C", str(root), "--no-same-owner"], check=True)
+        yield detect(name, root)
 
 
 def detect(name: str, root: Path) -> Sample:
@@ -94,6 +106,7 @@ def capture(
     *,
     factors: tuple[Factor, ...] = FACTORS,
     near: tuple[Capture, ...] = (),
+    marks: Marks = no_marks,
 ) -> Published:
     """Scan, check, hash, pack and commit."""
     draft = Manifest(
@@ -111,15 +124,15 @@ def capture(
         layers=(),
         provenance=Provenance(__version__, "benchmark"),
     )
-    done = publish(LocalStore(store), draft, trees(sample), cache, near=near, now_ns=time.time_ns())
+    done = publish(LocalStore(store), draft, trees(sample), cache, near=near, now_ns=time.time_ns(), marks=marks)
     assert not done.refused, f"{sample.name}: {done.refused[0]}"
     return done
 
 
-def restored(sample: Sample, store: Path, target: Path) -> Restored:
+def restored(sample: Sample, store: Path | Store, target: Path, judge: Judge = unasked) -> Restored:
     """Look up and restore into `target`, verified and relocated."""
-    local = LocalStore(store)
-    found = find(local, KEY, FACTORS, Relations())
+    local = LocalStore(store) if isinstance(store, Path) else store
+    found = find([Level("local", local, "off", judge=judge)], KEY, FACTORS, Relations())
     assert found.result == "exact", f"{sample.name}: the look-up found {found.result}"
     targets = [Target(domain, f"{target}/{below}", ours=True) for domain, below in sample.each()]
     deadline = time.monotonic() + _NEVER
@@ -175,7 +188,7 @@ class Again(msgspec.Struct, frozen=True):
     """A second publish of an unchanged tree, counted from outside of the code under test."""
 
     first_opened: int
-    """Files of the tree that the first publish opened, twice each: proof that the count counts."""
+    """Files of the tree that the first publish opened, once each: proof that the count counts."""
     seconds: float
     opened: int
     """Files of the tree that were opened: audit events of the interpreter."""

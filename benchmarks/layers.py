@@ -1,6 +1,6 @@
-"""Capture and restore against `tar | zstd -10 --long=27` and `zstd -d | tar -x`, paired in one run.
+"""Capture and restore against `tar | zstd -10 --long=27`, `zstd -d | tar -x` and `cp -a`, paired in one run.
 
-    python benchmarks/layers.py --trees DIR --dir DISK --dir /dev/shm [--rounds N] [--json FILE]
+    python benchmarks/layers.py --trees DIR --dir DISK --dir /dev/shm [--made FILES] [--rounds N] [--json FILE]
 
 What is compared, and how to read it, is in README.md beside this file.
 """
@@ -15,20 +15,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import journeys
 import msgspec
 from journeys import Again, Sample, Spent
-from made import Maker
+from made import FILES_PER_PROGRAM, Maker
 from measure import Paired, exponent, median, paired, spread, table, timed
 
 from cachemgr.statcache import StatCache
 
 T = TypeVar("T")
 
-LINEAR_SIZES = (2_500, 5_000, 10_000, 20_000)
 MADE_FILES = 20_000
+_SHARES = (8, 4, 2, 1)
+"""Of the largest made tree, the sizes over which cost is fitted."""
 _INDUCTOR = "inductor"
 _HERE = Path(__file__).parent
 
@@ -47,6 +48,8 @@ class Figures(msgspec.Struct, frozen=True):
     restore: Paired
     whole_restore: Paired
     """Whole processes: the interpreter starts and imports, too."""
+    copy: Paired
+    """The restore against `cp -a` of the tree itself: nothing fetched, unpacked or checked."""
     stored: int
     """Bytes of the store, manifest included."""
     stored_peer: int
@@ -69,6 +72,16 @@ class Line(msgspec.Struct, frozen=True):
     def exponents(self) -> tuple[float, float]:
         """Of capture and restore."""
         return exponent(self.sizes, self.capture), exponent(self.sizes, self.restore)
+
+
+class Document(msgspec.Struct, frozen=True):
+    """Every value of a run."""
+
+    schema: int
+    figures: list[Figures]
+    lines: list[Line]
+    startup: Paired
+    """The imports of a restore, and a bare interpreter."""
 
 
 class _Bench:
@@ -106,6 +119,7 @@ class _Bench:
             capture_unflushed=unflushed,
             restore=paired(self._restore, self._tar_restore, rounds=self._rounds),
             whole_restore=paired(self._whole_restore, self._tar_restore, rounds=self._rounds),
+            copy=paired(self._restore, self._copy, rounds=self._rounds),
             stored=sum(path.stat().st_size for path in self._store.rglob("*") if path.is_file()),
             stored_peer=self._file.stat().st_size,
             stored_by_domain=sum(self._tar_size_of(below) for _domain, below in self._sample.each()),
@@ -143,6 +157,10 @@ class _Bench:
     def _whole_restore(self) -> float:
         self._clear()
         return timed(lambda: self._child("restore", self._store, Spent))
+
+    def _copy(self) -> float:
+        self._clear()
+        return timed(lambda: subprocess.run(["cp", "-a", self._sample.root, self._target], check=True))
 
     def _tar_size_of(self, below: str) -> int:
         journeys.tar_capture(self._sample, self._file, below)
@@ -191,31 +209,31 @@ def _seconds_in_fsync() -> Iterator[list[float]]:
         os.fsync = real
 
 
-def _line(maker: Maker, scratch: Path, place: str, *, rounds: int) -> Line:
+def _sizes(made: int) -> tuple[int, ...]:
+    """Whole programs each."""
+    return tuple(made // share // FILES_PER_PROGRAM * FILES_PER_PROGRAM for share in _SHARES)
+
+
+def _line(maker: Maker, scratch: Path, place: str, *, made: int, rounds: int) -> Line:
     """Sizes take turns within each round, so that noise does not bend the line."""
-    benches = []
-    for size in LINEAR_SIZES:
+    benches, sizes = [], _sizes(made)
+    for size in sizes:
         own = scratch / str(size)
         maker.write(own / "tree" / _INDUCTOR, size)
         benches.append(_Bench(_made(own / "tree"), own, rounds=rounds))
     costs = [[bench.capture_and_restore() for bench in benches] for _ in range(rounds + 1)][1:]
     captures, restores = ([median(each) for each in _columns(costs, at)] for at in (0, 1))
-    return Line(place, LINEAR_SIZES, tuple(captures), tuple(restores))
+    return Line(place, sizes, tuple(captures), tuple(restores))
 
 
 def _columns(costs: Sequence[Sequence[tuple[float, float]]], at: int) -> list[list[float]]:
     return [[pair[at] for pair in column] for column in zip(*costs, strict=True)]
 
 
-def _samples(archives: Path | None, maker: Maker, scratch: Path) -> Iterator[Sample]:
-    for archive in sorted(archives.glob("*.tar.xz")) if archives else ():
-        name = archive.name.removesuffix(".tar.xz")
-        root = scratch / "trees" / name
-        root.mkdir(parents=True)
-        subprocess.run(["tar", "-xf", str(archive), "-C", str(root), "--no-same-owner"], check=True)
-        yield journeys.detect(name, root)
+def _samples(archives: Path | None, maker: Maker, made: int, scratch: Path) -> Iterator[Sample]:
+    yield from journeys.extracted(archives, scratch)
     root = scratch / "trees" / "made"
-    maker.write(root / _INDUCTOR, MADE_FILES)
+    maker.write(root / _INDUCTOR, _sizes(made)[-1])
     yield _made(root)
 
 
@@ -233,10 +251,10 @@ def _measure(directory: Path, options: argparse.Namespace) -> tuple[list[Figures
     with tempfile.TemporaryDirectory(prefix="cachemgr-bench-", dir=directory) as name:
         scratch = Path(name)
         figures = []
-        for sample in _samples(options.trees, maker, scratch):
+        for sample in _samples(options.trees, maker, options.made, scratch):
             figures.append(_Bench(sample, scratch, rounds=options.rounds).run(place))
             print(f"measured {sample.name} on {place}", file=sys.stderr)
-        line = _line(maker, scratch / "line", place, rounds=options.rounds)
+        line = _line(maker, scratch / "line", place, made=options.made, rounds=options.rounds)
     return figures, line
 
 
@@ -251,7 +269,18 @@ def _startup(rounds: int) -> Paired:
 
 def _report(figures: Sequence[Figures], lines: Sequence[Line], startup: Paired) -> str:
     speed = table(
-        ("tree", "on", "files", "capture s", "ratio", "ratio without fsync", "restore s", "ratio", "whole process"),
+        (
+            "tree",
+            "on",
+            "files",
+            "capture s",
+            "ratio",
+            "ratio without fsync",
+            "restore s",
+            "ratio",
+            "whole process",
+            "to cp -a",
+        ),
         [
             (
                 each.sample,
@@ -263,6 +292,7 @@ def _report(figures: Sequence[Figures], lines: Sequence[Line], startup: Paired) 
                 f"{median(each.restore.ours):.3f}",
                 spread(each.restore.ratios),
                 f"{median(each.whole_restore.ours):.3f} s, {spread(each.whole_restore.ratios)}",
+                spread(each.copy.ratios),
             )
             for each in figures
         ],
@@ -295,7 +325,7 @@ def _report(figures: Sequence[Figures], lines: Sequence[Line], startup: Paired) 
         [(each.sample, each.place, *_again_cells(each.again)) for each in figures],
     )
     linear = table(
-        ("on", *(f"{size:,}" for size in LINEAR_SIZES), "exponent of capture", "exponent of restore"),
+        ("on", *(f"{size:,}" for size in lines[0].sizes), "exponent of capture", "exponent of restore"),
         [
             (
                 each.place,
@@ -314,15 +344,12 @@ def _again_cells(again: Again) -> list[str]:
     return [f"{value:.3f}" if isinstance(value, float) else f"{value:,}" for value in values]
 
 
-def _document(figures: Sequence[Figures], lines: Sequence[Line], startup: Paired) -> dict[str, Any]:
-    return {"schema": 1, "figures": figures, "lines": lines, "startup": startup}
-
-
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
     parser.add_argument("--trees", type=Path, metavar="DIR", help="real trees: a directory with *.tar.xz")
     parser.add_argument("--dir", type=Path, action="append", metavar="DIR", help="where to work; give disk and tmpfs")
+    parser.add_argument("--made", type=int, default=MADE_FILES, help="files of the largest made tree, at least 160")
     parser.add_argument("--rounds", type=int, default=7, help="pairs that count (default 7)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every measured value, too")
     options = parser.parse_args()
@@ -332,7 +359,7 @@ def main() -> None:
     startup = _startup(options.rounds)
     print(_report(figures, lines, startup))
     if options.json is not None:
-        options.json.write_bytes(msgspec.json.encode(_document(figures, lines, startup)))
+        options.json.write_bytes(msgspec.json.encode(Document(1, figures, lines, startup)))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from cachemgr import digest, layer
 from cachemgr.capture import LAYOUT, File, Layer, Manifest, Provenance, Section, Unit
-from cachemgr.heads import Heads
 from cachemgr.key import Factor, Key, Relations, derive
+from cachemgr.level import Level
 from cachemgr.lookup import Found, find
 from cachemgr.store import Store
 from cachemgr.store.captures import commit
@@ -56,7 +56,7 @@ def measured(count: int, files: int) -> tuple[float, float, float]:
 
 
 def looked(store: Store, wanted: tuple[Factor, ...], heads: Path, expected: str) -> Found:
-    found = find(store, derive(wanted), wanted, Relations(), Heads(heads))
+    found = find([Level("local", store, "off", heads)], derive(wanted), wanted, Relations())
     assert found.result == expected, found.result
     return found
 
@@ -70,22 +70,29 @@ def seconds(step: Callable[[], object], rounds: int) -> float:
     return statistics.median(taken)
 
 
-def filled(store: Store, count: int, files: int) -> set[Key]:
-    """A store with `count` artifacts that share one small layer and list `files` files each."""
+def filled(store: Store, count: int, files: int, *, captures: int = 1) -> set[Key]:
+    """A store with `count` artifacts of so many captures, which share one small layer and list `files` files each, of
+    which no two captures of an artifact have one."""
     aside = store.scratch() / "layer"
+    keys = set()
+    for turn in range(captures):
+        shared, packed = described(files, turn)
+        aside.write_bytes(packed)
+        for number in range(count):
+            manifest = manifest_of(factors(number), shared)
+            commit(store, manifest, {shared.digest: aside} if number == turn == 0 else {}, now=time.time())
+            keys.add(manifest.key)
+    return keys
+
+
+def described(files: int, turn: int = 0) -> tuple[Layer, bytes]:
+    """A layer that says it has so many files, of which no two turns have one, and its bytes, which have one file."""
     unit, packed = small_layer()
-    aside.write_bytes(packed)
     listed = tuple(
-        Unit(f"aotautograd/a{number:05d}", (File(f"aotautograd/a{number:05d}/x", 1, unit.digest),))
+        Unit(f"aotautograd/a{turn}{number:05d}", (File(f"aotautograd/a{turn}{number:05d}/x", 1, unit.digest),))
         for number in range(files)
     )
-    described = Layer(digest.of_bytes(packed), len(packed), unit.digest, 0, (Section("inductor", listed),))
-    keys = set()
-    for number in range(count):
-        manifest = manifest_of(factors(number), described)
-        commit(store, manifest, {described.digest: aside} if number == 0 else {}, now=time.time())
-        keys.add(manifest.key)
-    return keys
+    return Layer(digest.of_bytes(packed), len(packed), unit.digest, 0, (Section("inductor", listed),)), packed
 
 
 def small_layer() -> tuple[File, bytes]:
@@ -101,7 +108,7 @@ def factors(number: int) -> tuple[Factor, ...]:
     return (*guards, Factor("program.args", f"[{number}]", "match"))
 
 
-def manifest_of(named: tuple[Factor, ...], described: Layer) -> Manifest:
+def manifest_of(named: tuple[Factor, ...], its: Layer) -> Manifest:
     return Manifest(
         layout=LAYOUT,
         key=derive(named),
@@ -114,7 +121,7 @@ def manifest_of(named: tuple[Factor, ...], described: Layer) -> Manifest:
         created="2026-01-01T00:00:00Z",
         launch="x",
         complete=True,
-        layers=(described,),
+        layers=(its,),
         provenance=Provenance("0", "benchmark"),
     )
 

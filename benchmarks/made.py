@@ -99,6 +99,17 @@ class Maker:
         return _elf_header(len(body)) + body
 
 
+def write_noise(root: Path, size: int) -> None:
+    """A Triton directory of so many bytes that do not compress, in kernels of 1 MB."""
+    chance = random.Random(_SEED)
+    for number in range(size >> 20):
+        directory, name = _key(chance), f"noise_{number}"
+        group = {"child_paths": {f"{name}.cubin": f"{_ORIGIN}/{directory}/{name}.cubin"}}
+        body = chance.randbytes(1 << 20)
+        _write(f"{root}/{directory}/__grp__{name}.json", json.dumps(group).encode())
+        _write(f"{root}/{directory}/{name}.cubin", _elf_header(len(body)) + body)
+
+
 def _text(chance: random.Random, size: int) -> bytes:
     lines: list[str] = []
     length = 0

@@ -1,11 +1,12 @@
-"""Starts of a real vLLM, bare and under `cachemgr run`, each with what it took: cold, second, restored, near.
+"""Starts of a real vLLM, each with what it took: bare, under `cachemgr run`, with the plugin alone.
 
-    python benchmarks/starts.py --model DIR --store DIR [--out DIR] [--bench] STEP...
+    python benchmarks/starts.py --model DIR --store DIR [--out DIR] [--python PYTHON] [--bench] STEP...
 
-A STEP is KIND:NAME[:FLAG,FLAG...]. KIND is `bare` or `run`. Starts of one NAME share a HOME and cache root: the second
-of a name starts in place, and a `run` of a new name restores from the store. By default `vllm run-batch` answers two
-prompts greedily and the answers are compared with those of the first step; `--bench` takes `vllm bench latency`, which
-builds the engine in its own process. To measure another machine, carry the store there and use new names.
+A STEP is KIND:NAME[:FLAG,FLAG...]. KIND is `bare`, `run` or `plug` (a plain start with CACHEMGR_ENABLE=1; cachemgr must
+be installed beside vLLM). Starts of one NAME share a HOME and cache root: the second of a name starts in place, and a
+`run` or `plug` of a new name restores from the store. By default `vllm run-batch` answers two prompts greedily and the
+answers are compared with those of the first step; `--bench` takes `vllm bench latency`, which builds the engine in its
+own process. To measure another machine, carry the store there and use new names.
 """
 
 import argparse
@@ -29,6 +30,9 @@ def main() -> int:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--store", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path(tempfile.gettempdir()) / "cachemgr-starts")
+    parser.add_argument(
+        "--python", default=sys.executable, help="Python with vLLM, where that is another one than ours"
+    )
     parser.add_argument("--bench", action="store_true")
     parser.add_argument("steps", nargs="+", metavar="STEP")
     options = parser.parse_args()
@@ -67,6 +71,8 @@ def start(options: argparse.Namespace, step: str, log: Path) -> dict[str, Any]:
         command = [sys.executable, "-m", "cachemgr", "run", "--report", str(report), "--", *command]
     environ = {key: value for key, value in os.environ.items() if key not in DROPPED}
     environ |= {"HOME": str(home), "TMPDIR": str(home / "tmp"), "CACHEMGR_STORE": str(options.store)}
+    if kind == "plug":
+        environ |= {"CACHEMGR_ENABLE": "1", "CACHEMGR_REPORT": str(report)}
     before = files_below(home)
     began = time.monotonic()
     with log.open("wb") as file:
@@ -75,7 +81,7 @@ def start(options: argparse.Namespace, step: str, log: Path) -> dict[str, Any]:
     reader = EngineLog(0.0)
     reader.feed(log.read_bytes(), 0.0)
     seen = reader.seen()
-    told: dict[str, Any] = json.loads(report.read_text()) if report.exists() else {}
+    told = {} if kind == "bare" else told_by(report)
     return {
         "step": step,
         "code": done.returncode,
@@ -94,7 +100,7 @@ def start(options: argparse.Namespace, step: str, log: Path) -> dict[str, Any]:
 
 
 def engine(options: argparse.Namespace, home: Path, answers: Path, flags: list[str]) -> list[str]:
-    words = [sys.executable, "-m", "vllm.entrypoints.cli.main"]
+    words = [options.python, "-m", "vllm.entrypoints.cli.main"]
     if options.bench:
         words += ["bench", "latency", "--input-len=8", "--output-len=8", "--batch-size=1", "--num-iters=1"]
         words += ["--num-iters-warmup=1"]
@@ -127,6 +133,15 @@ def answers_in(path: Path) -> list[Any] | None:
         choice = json.loads(line)["response"]["body"]["choices"][0]
         found.append([choice["token_ids"], [token["logprob"] for token in choice["logprobs"]["content"]]])
     return found
+
+
+def told_by(report: Path) -> dict[str, Any]:
+    """The report of a start that has ended; the plugin's child finishes it a little later than the engine."""
+    for _ in range(60):
+        if report.exists() and time.time() - report.stat().st_mtime > 3:
+            return dict(json.loads(report.read_text()))
+        time.sleep(0.5)
+    return {}
 
 
 def files_below(home: Path) -> set[str]:

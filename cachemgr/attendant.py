@@ -10,11 +10,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from cachemgr.clock import Clock
-from cachemgr.live import Room
 from cachemgr.outcome import NOT_PUBLISHED
 from cachemgr.publish import Published
 from cachemgr.trouble import Trouble
-from cachemgr.watch import Rest, Watch, Work
+from cachemgr.watch import Pace, Rest, Watch, Work
 
 _TICK_SECONDS = 1.0
 
@@ -28,23 +27,34 @@ class Capturing(Protocol):
 class Attendant:
     """Looks after one running command once a second, from `start` until `finish`.
 
-    `ready` says whether the command gave its ready sign.
+    Args:
+        beat: shows others that the launch is alive.
+        pace: how soon it is taken to rest, as of now.
+        ready: whether the command gave its ready sign.
+        entries: how many of its own entries the engine says that it has saved, where others wait for them: they are
+            captured as they appear, before the command is ready.
+        capture: publishes a piece of work.
     """
 
     def __init__(
         self,
-        room: Room,
         watch: Watch,
         clock: Clock,
         trouble: Trouble,
         *,
+        beat: Callable[[], None],
+        pace: Callable[[], Pace],
         ready: Callable[[], bool],
+        entries: Callable[[], int],
         capture: Capturing,
     ) -> None:
-        self._room, self._clock, self._trouble = room, clock, trouble
-        self._ready, self._capture = ready, capture
-        self._rest = Rest(watch)
+        self._beat, self._clock, self._trouble = beat, clock, trouble
+        self._ready, self._entries, self._capture = ready, entries, capture
+        self._watch, self._rest = watch, Rest(watch, pace)
         self._captured = False
+        self._seen_entries = 0
+        self._fresh: Work | None = None
+        """What there was when an entry had just appeared."""
         self.ready_work: Work | None = None
         """What the command had done when it was ready and had come to rest."""
         self.captured = NOT_PUBLISHED
@@ -60,10 +70,12 @@ class Attendant:
             self._trouble.survive("watching", None, self._look_after)
 
     def _look_after(self) -> None:
-        self._room.beat()
+        self._beat()
         if self.ready_work is not None:
             return
         ready = self._ready()
+        if not ready:
+            self._capture_entries()
         if self._captured and not ready:
             return
         work = self._rest.reached(self._clock.monotonic(), ready=ready)
@@ -73,6 +85,15 @@ class Attendant:
         if ready:
             self.ready_work = work
         self.captured = self._trouble.survive("publishing", NOT_PUBLISHED, lambda: self._capture(work, ready=ready))
+
+    def _capture_entries(self) -> None:
+        """Publish what the engine has just compiled, but for units in which something changes still."""
+        if self._fresh is not None:
+            work, self._fresh = self._watch.work(settled_since=self._fresh), None
+            self.captured = self._trouble.survive("publishing", NOT_PUBLISHED, lambda: self._capture(work, ready=False))
+        count = self._entries()
+        if count > self._seen_entries:
+            self._seen_entries, self._fresh = count, self._watch.work()
 
     def finish(self, seconds: float) -> None:
         """The command has ended: look no more, and wait so long for a capture that is under way."""

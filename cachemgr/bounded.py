@@ -9,10 +9,44 @@ from cachemgr.errors import DeadlineError
 
 T = TypeVar("T")
 
+_SIGNALS = signal.valid_signals()
 
-class _Outcome(Generic[T]):
-    value: T
-    error: BaseException | None = None
+
+class Begun(Generic[T]):
+    """A step that runs in a thread of its own."""
+
+    _value: T
+    _error: BaseException | None = None
+
+    def __init__(self, what: str, step: Callable[[], T]) -> None:
+        self._what = what
+        self._thread = threading.Thread(target=self._work, args=(step,), name=f"cachemgr-{what}", daemon=True)
+        self._thread.start()
+
+    def _work(self, step: Callable[[], T]) -> None:
+        # A thread that is left behind must not be the one that the kernel gives our signals to.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            self._value = step()
+        except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
+            self._error = error
+
+    def result(self, seconds: float | None = None) -> T:
+        """What the step returns or raises.
+
+        Raises:
+            DeadlineError: it needs more than so many seconds from now.
+        """
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            raise DeadlineError(f"{self._what} took longer than {seconds:.0f} s")
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def settle(self, seconds: float) -> None:
+        """Wait for so many seconds until the step has ended, however it ends."""
+        self._thread.join(seconds)
 
 
 def within(seconds: float, what: str, step: Callable[[], T]) -> T:
@@ -22,21 +56,4 @@ def within(seconds: float, what: str, step: Callable[[], T]) -> T:
     Raises:
         DeadlineError: it took longer; `what` says who.
     """
-    outcome: _Outcome[T] = _Outcome()
-
-    def work() -> None:
-        # A thread that is left behind must not be the one that the kernel gives our signals to.
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
-            outcome.value = step()
-        except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
-            outcome.error = error
-
-    thread = threading.Thread(target=work, name=f"cachemgr-{what}", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        raise DeadlineError(f"{what} took longer than {seconds:.0f} s")
-    if outcome.error is not None:
-        raise outcome.error
-    return outcome.value
+    return Begun(what, step).result(seconds)

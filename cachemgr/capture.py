@@ -25,13 +25,15 @@ MAX_FILES = 500_000
 MAX_CAPTURE_BYTES = 64 << 30
 MAX_PATH_BYTES = 1024
 MAX_NAME_BYTES = 255
+_MAX_TIME_NS = 1 << 63
+"""What a file system may keep; every kernel takes it."""
 
 _PLAIN_NAME = r"[A-Za-z0-9_@%+=,-][A-Za-z0-9_@%+=,.-]*"
 _PLAIN_PATH = re.compile(f"{_PLAIN_NAME}(?:/{_PLAIN_NAME})*")
 """What nearly every path in a cache looks like, and safe at one glance; the others are looked at part by part."""
 
 Verdict = Literal["used", "partly used", "inert", "cold", "unknown"]
-Where = Literal["local", "mirror", "seed"]
+Where = Literal["local", "mirror", "seed", "image"]
 
 
 class File(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -115,6 +117,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     timings: dict[str, float] = {}
     """Seconds per phase of the launch that made it."""
     ranks: tuple[str, ...] = ()
+    """The ranks that ran on the node of this launch. A world on several nodes has a capture of each."""
+    world: int = 0
+    """How many ranks there were on all nodes; 0 where nobody knew."""
     entries: tuple[str, ...] = ()
     """The engine's own names of what is inside (AOT and ten-hex directories)."""
 
@@ -153,9 +158,20 @@ class Observation(msgspec.Struct, frozen=True, omit_defaults=True):
     flash_attention: str | None = None
     graph_gib: float | None = None
     kv_cache_tokens: int | None = None
+    compile_directories: tuple[str, ...] = ()
+    """Of compiled graphs, per rank and model: by their own names (`<ten-hex>/<model>/<rank>`), by path where the user
+    chose them."""
+    compile_ranges: dict[str, float] = {}
+    """Seconds by compile range, of the slowest rank."""
+    autotune: str | None = None
+    """FlashInfer's: tuned, loaded or disabled."""
     entries: tuple[Entry, ...] = ()
     missing: tuple[str, ...] = ()
     """What this version usually says and did not."""
+    counters: dict[str, int] = {}
+    """vLLM's own counts of what it compiled and loaded, where our plugin could read them."""
+    processes: int = 0
+    """Processes of the engine that our plugin spoke from."""
 
 
 class Launch(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -189,6 +205,17 @@ class Launch(msgspec.Struct, frozen=True, omit_defaults=True):
     host: str
     differs: tuple[Difference, ...] = ()
     observed: Observation | None = None
+    factors: tuple[Factor, ...] = ()
+    """What its key was made of, so that it can be explained when the pod is gone; empty in records before 0.2."""
+    gpus: int | None = None
+    """GPUs that waited for this start, on all machines that it is in charge of: each is in the record of one launch,
+    and a node's part of a launch has none. None where nobody knows, as in older records. So it is for bytes."""
+    pulled_bytes: int | None = None
+    """That came from a mirror: of layers and what lies beside them, as they are stored."""
+    published_bytes: int | None = None
+    """Of the layers that it added to its store."""
+    pushed_bytes: int | None = None
+    """That it sent to a mirror itself. None as well where a process that outlives it sends them."""
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -198,8 +225,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 def encode_launch(launch: Launch) -> bytes:
     """A launch record as canonical JSON, every field present."""
-    always = {"differs": launch.differs, "observed": launch.observed}
-    return msgspec.json.encode(msgspec.to_builtins(launch) | always, order="sorted")
+    return msgspec.json.encode({name: getattr(launch, name) for name in Launch.__struct_fields__}, order="sorted")
 
 
 def decode_launch(data: bytes) -> Launch:
@@ -256,15 +282,24 @@ def _fault(manifest: Manifest) -> str | None:
     stray = next((entry for entry in manifest.entries if "/" in entry or not _is_safe_name(entry)), None)
     if stray is not None:
         return f"`{stray[:200]!r}` is no name of an entry"
-    return next((fault for layer in manifest.layers if (fault := _layer_fault(layer)) is not None), None)
+    fault = next((fault for layer in manifest.layers if (fault := _layer_fault(layer)) is not None), None)
+    return fault or _size_fault(manifest)
+
+
+def _size_fault(manifest: Manifest) -> str | None:
+    """Of everything together: equal files are stored once, so a small layer may unpack to more than any disk has."""
+    count = size = 0
+    for _layer, section in manifest.sections():
+        for file in section.files():
+            count, size = count + 1, size + file.size
+    if count > MAX_FILES:
+        return f"it lists {count} files, more than {MAX_FILES}"
+    return None if size <= MAX_CAPTURE_BYTES else "its files have an impossible size together"
 
 
 def _layer_fault(layer: Layer) -> str | None:
     if not (digest.is_digest(layer.digest) and digest.is_digest(layer.tar_digest)):
         return "a layer has a malformed digest"
-    files = list(layer.files())
-    if len(files) > MAX_FILES:
-        return f"a layer lists {len(files)} files, more than {MAX_FILES}"
     if layer.size < 0 or not 0 <= layer.tar_size <= MAX_CAPTURE_BYTES:
         return "a layer has an impossible size"
     domains = [section.domain for section in layer.sections]
@@ -282,25 +317,56 @@ def _section_fault(section: Section) -> str | None:
 
 
 def _order_fault(section: Section) -> str | None:
-    """Sorted and without repetition, also across units; no file where another needs a directory."""
-    names = [unit.name for unit in section.units]
-    if not names or sorted(set(names)) != names:
+    """Sorted and without repetition, also across units."""
+    units = [unit.name for unit in section.units]
+    if not units or sorted(set(units)) != units:
         return f"section {section.domain} is empty, or repeats or misorders its units"
-    seen: set[str] = set()
-    directories: set[str] = set()
+    names = Names()
     for unit in section.units:
         if not is_safe_path(unit.name):
             return f"`{unit.name[:200]!r}` is not a unit that may be placed"
         paths = [file.path for file in unit.files]
         if not paths or sorted(set(paths)) != paths:
             return f"unit {unit.name} is empty, or repeats or misorders its files"
-        if not seen.isdisjoint(paths):
+        fault = names.add(unit)
+        if fault is not None:
+            return fault
+    return None
+
+
+class Names:
+    """Names that can lie beside each other on any file system: no two that differ in case or in the composition of
+    letters only, and no file where another needs a directory."""
+
+    def __init__(self) -> None:
+        self._files: set[str] = set()
+        self._directories: set[str] = set()
+
+    def add(self, unit: Unit) -> str | None:
+        """What is wrong with the names of a unit beside those that were added before, or None when it is added, too."""
+        files = {_alike(file.path) for file in unit.files}
+        if len(files) < len(unit.files):
+            return f"unit {unit.name} has two names that some file systems take for one"
+        if not self._files.isdisjoint(files):
             return f"unit {unit.name} repeats a file of another unit"
-        seen.update(paths)
-        for parent in {path.rpartition("/")[0] for path in paths}:
-            _add(parent, directories)
-    clash = seen & directories
-    return f"`{min(clash)}` is a file and a directory" if clash else None
+        directories: set[str] = set()
+        for path in files:
+            _add(path.rpartition("/")[0], directories)
+        clash = (files & self._directories) | (directories & self._files) | (files & directories)
+        if clash:
+            return f"`{min(clash)}` is a file and a directory"
+        self._files |= files
+        self._directories |= directories
+        return None
+
+
+def _alike(path: str) -> str:
+    """Equal for paths that a file system which ignores case or composes letters takes for one."""
+    if path.isascii():
+        return path.lower()
+    import unicodedata
+
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", path).casefold())
 
 
 def _add(directory: str, directories: set[str]) -> None:
@@ -317,6 +383,8 @@ def _file_fault(file: File) -> str | None:
         return f"`{file.path}` has mode {file.mode:o}"
     if not 0 <= file.size <= MAX_CAPTURE_BYTES:
         return f"`{file.path}` has an impossible size"
+    if not 0 <= (file.mtime_ns or 0) < _MAX_TIME_NS:
+        return f"`{file.path}` has an impossible time"
     if not digest.is_digest(file.digest):
         return f"`{file.path}` has a malformed digest"
     return None

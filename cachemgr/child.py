@@ -14,7 +14,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,6 +22,7 @@ import msgspec
 
 from cachemgr.errors import CannotExecuteError, NoSuchCommandError
 from cachemgr.executables import resolve
+from cachemgr.process import children
 
 _FORWARDED = (
     signal.SIGTERM,
@@ -35,6 +36,7 @@ _FORWARDED = (
     signal.SIGWINCH,
 )
 _WATCHED = (*_FORWARDED, signal.SIGCHLD)
+_ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 _NOT_EXECUTABLE = frozenset({errno.EACCES, errno.ENOEXEC, errno.EPERM, errno.EISDIR, errno.ETXTBSY, errno.EINVAL})
 _PR_SET_CHILD_SUBREAPER = 36
 _LINGER_STEP_SECONDS = 0.05
@@ -48,6 +50,8 @@ class Ended(msgspec.Struct, frozen=True):
     signal: int | None
     left_behind: bool
     """Whether processes that it started were still running when we stopped waiting for them."""
+    told: bool = False
+    """Whether somebody told us to end meanwhile, by a signal or at the keyboard."""
 
 
 class Child:
@@ -58,7 +62,9 @@ class Child:
         self._mask = mask
         self._status: int | None = None
         self._alone = False
-        self._apart: set[int] = set()
+        self._told = False
+        self._apart: Callable[[], set[int]] = set
+        self._reaped: set[int] = set()
 
     @classmethod
     def start(
@@ -100,20 +106,20 @@ class Child:
             raise NoSuchCommandError(f"`{path}` cannot be started: {error.strerror}") from None
         return cls(pid, {signal.Signals(number) for number in mask})
 
-    def wait(self, *, linger: float, apart: Collection[int] = ()) -> Ended:
+    def wait(self, *, linger: float, apart: Callable[[], set[int]] = set) -> Ended:
         """Forward signals until the child has ended, then wait `linger` seconds for what it left behind.
 
-        `apart` are children of ours that are not the command's: they are reaped and never waited for.
+        `apart` says which children of ours are not the command's: they are reaped and never waited for.
         Nothing else happens here: whoever signals us must not wait for a file system.
         """
-        self._apart.update(apart)
+        self._apart = apart
         try:
             while self._status is None:
                 self._reap()
                 if self._status is None:
                     self._forward(signal.sigwaitinfo(_WATCHED))
             status = self._status
-            _forget_the_keyboard()
+            self._told = _forget_the_keyboard() or self._told
             end = time.monotonic() + linger
             while not self._alone and time.monotonic() < end:
                 signal.sigtimedwait([signal.SIGCHLD], _LINGER_STEP_SECONDS)
@@ -121,8 +127,8 @@ class Child:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         if os.WIFSIGNALED(status):
-            return Ended(128 + os.WTERMSIG(status), os.WTERMSIG(status), not self._alone)
-        return Ended(os.WEXITSTATUS(status), None, not self._alone)
+            return Ended(128 + os.WTERMSIG(status), os.WTERMSIG(status), not self._alone, self._told)
+        return Ended(os.WEXITSTATUS(status), None, not self._alone, self._told)
 
     def _reap(self) -> None:
         """Collect everything that has ended; ours may have stopped instead."""
@@ -134,9 +140,11 @@ class Child:
                 return
             if pid == 0:
                 # While the child runs nobody asks, and the answer takes a look at every process.
-                self._alone = self._status is not None and bool(self._apart) and _children() <= self._apart
+                apart = self._apart() - self._reaped
+                self._alone = self._status is not None and bool(apart) and children(os.getpid()) <= apart
                 return
-            self._apart.discard(pid)
+            if pid in self._apart() and not os.WIFSTOPPED(status):
+                self._reaped.add(pid)  # its number may be given to a process of the command
             if pid == self.pid and os.WIFSTOPPED(status):
                 self._stop_along()
             elif pid == self.pid:
@@ -144,6 +152,7 @@ class Child:
 
     def _forward(self, received: signal.struct_siginfo) -> None:
         sent_by_a_process = received.si_code <= 0
+        self._told = self._told or received.si_signo in _ENDING
         if received.si_signo != signal.SIGCHLD and sent_by_a_process:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, received.si_signo)
@@ -167,31 +176,13 @@ def _become_subreaper() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _forget_the_keyboard() -> None:
-    """Ctrl-C or Ctrl-\\ that came before we waited, when the command has ended since: it was meant for the command."""
+def _forget_the_keyboard() -> bool:
+    """Ctrl-C or Ctrl-\\ that came before we waited, when the command has ended since: it was meant for the command.
+    Whether there was one."""
+    pressed = False
     for number in (signal.SIGINT, signal.SIGQUIT):
         received = signal.sigtimedwait([number], 0)
         if received is not None and received.si_code <= 0:
             os.kill(os.getpid(), number)  # that one was for us
-
-
-def _children() -> set[int]:
-    """Our children by the process table; ourselves where it cannot be read, so that it never looks empty.
-
-    `/proc/PID/task/TID/children` would be one look, and many kernels are built without it. A child stays in the table
-    until we reap it, so an orphan that becomes ours meanwhile cannot hide: its parent, ours too, is still there.
-    """
-    ours = os.getpid()
-    try:
-        pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
-    except OSError:
-        return {ours}
-    return {pid for pid in pids if _parent(pid) == ours}
-
-
-def _parent(pid: int) -> int | None:
-    """None when it is gone. The name in the second field may hold anything, parentheses too."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_bytes().rsplit(b")", 1)[1].split()[1])
-    except OSError:
-        return None
+        pressed = pressed or (received is not None and received.si_code > 0)
+    return pressed

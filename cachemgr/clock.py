@@ -1,6 +1,27 @@
 """Time as an argument: below the command line nobody asks the system what time it is."""
 
+import re
+from datetime import datetime, timezone
 from typing import Protocol
+
+_TEXT = "%Y-%m-%dT%H:%M:%SZ"
+_SPELLED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
+
+
+def epoch(text: str) -> float:
+    """Seconds since the epoch of an RFC 3339 time in UTC and whole seconds, as we write them.
+
+    Raises:
+        ValueError: it is written otherwise.
+    """
+    if not _SPELLED.fullmatch(text):
+        raise ValueError("must be a time such as 2027-01-31T12:00:00Z")
+    return datetime.fromisoformat(text.removesuffix("Z") + "+00:00").timestamp()
+
+
+def written(seconds: float) -> str:
+    """Seconds since the epoch as RFC 3339 in UTC."""
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime(_TEXT)
 
 
 class Clock(Protocol):

@@ -1,4 +1,4 @@
-"""Bytes to names. The only place that knows sha256 and xxh3.
+"""Bytes to names. The only place that knows how our own are made; other projects' stand where their rules are.
 
 A digest names *what is stored*, so it is sha256: an attacker may choose the bytes. A fingerprint goes into a key, which
 names *what was compiled*; keys are never adversarial (a signature binds them to their bytes), so they may be fast.
@@ -13,6 +13,7 @@ from typing import NewType, Protocol
 Digest = NewType("Digest", str)
 """`sha256:` and 64 lower-case hex digits."""
 
+_SEAL_SALT, _SEAL_ROUNDS = b"cachemgr sealed value 1", 10_000
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -61,10 +62,25 @@ def fingerprint(data: bytes) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
-def sealed(value: str, salt: str) -> str:
-    """`value` so that equal values compare equal within one store and cannot be read back from it."""
-    mac = hmac.new(salt.encode(), value.encode(), hashlib.sha256)
-    return "hmac:" + mac.hexdigest()[:32]
+def sealed(value: str) -> str:
+    """`value` so that equal values compare equal everywhere and cannot be read back from what is published.
+
+    The same on every machine, because a key names what was compiled and not where it is kept: under a salt of each
+    store, an artifact would never be exact in a seed or a mirror. Such a salt would lie beside the captures anyway, for
+    everybody who can read them; what stands against guessing is that each guess costs some milliseconds.
+    """
+    mac = hashlib.pbkdf2_hmac("sha256", value.encode(), _SEAL_SALT, _SEAL_ROUNDS, 16)
+    return "sealed:" + mac.hex()
+
+
+def mac(secret: bytes, data: bytes) -> str:
+    """HMAC-SHA256 of `data` in hex: only who knows `secret` can make it."""
+    return hmac.new(secret, data, hashlib.sha256).hexdigest()
+
+
+def content_md5(data: bytes) -> str:
+    """The value of a `Content-MD5` header (RFC 1864), by which a server knows a body that was cut off."""
+    return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
 
 
 def base32_name(data: bytes) -> str:

@@ -10,45 +10,31 @@ times of restored files are better evidence, where there are any.
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from cachemgr.engine_messages import MESSAGES, PHASES, Expected, Message, Version, expected_of, known_reason
+from cachemgr.seen import AotEntry, CompileDirectory, Rejection, Seen
+from cachemgr.tracebacks import FATAL, TRACEBACK, Failure, Tracebacks, paths_in
 
 _LONGEST_LINE: Final = 1 << 16
 """Bytes of a line that are read; the configuration line of 0.33 has about 6,000."""
 _MOST_ENTRIES: Final = 256
 _MOST_PROCESSES: Final = 1024
-_MOST_FAILURES: Final = 16
-_MOST_PATHS: Final = 256
 _MOST_NOTES: Final = 32
 _MOST_MATCHES: Final = 16
 _LONGEST_TEXT: Final = 4096
-_LONGEST_TRACEBACK: Final = 20_000
-"""Lines after which an open traceback is given up: until it is closed, every line is looked at."""
 
 _ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\r\n]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 _PROCESS = re.compile(r"\((?P<engine>EngineCore_DP)?[^\s()]{1,64} pid=(?P<pid>\d{1,20})\)")
-_HEADER = re.compile(
-    r"(?:\[rank(?P<rank>\d{1,7})\]:(?: |$)|\([^\s()]{1,64} pid=(?P<pid>\d{1,20})\)(?: |$))?"
-    r"(?:(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]\s]{1,300}\](?: |$))?"
-)
 _ENTRY = re.compile(r"/(?:torch_aot_compile|torch_compile_cache)/([0-9a-f]{64}|[0-9a-f]{10})/rank_\d+_\d+/")
 _RANK = re.compile(r"/rank_(\d{1,7})_\d{1,7}(?:/|$)")
-_EXCEPTION = re.compile(r"(?!(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b)[A-Za-z_][\w.]*(?:: .*|:)?$")
-_QUOTED_PATH = re.compile(r"[\"'](/[^\"'\n]{1,4096})[\"']")
-_BARE_PATH = re.compile(r"(?<![\w/.:~\"'-])((?:/[\w.+@%~=-]{1,255}){2,64})")
 _CACHE_WORDS = re.compile(
     r"torch_compile_cache|torch_aot_compile|inductor_cache|torchinductor|/triton/|flashinfer|deep_gemm"
     r"|Compile package was created|finalize_loading|Source code has changed"
 )
-_TRACEBACK: Final = "Traceback (most recent call last):"
-_FATAL: Final = "Fatal Python error: "
-_CHAINED: Final = ("During handling of the above exception", "The above exception was the direct cause")
-_STACK: Final = ("Thread 0x", "Current thread 0x")
-_HARMLESS: Final = frozenset({"DEBUG", "INFO", "WARNING"})
 _CONFIG_FACTS: Final = {
     "compile_mode": re.compile(r"'mode': <CompilationMode\.([A-Z_]+)"),
     "graph_mode": re.compile(r"'cudagraph_mode': <CUDAGraphMode\.([A-Z_]+)"),
@@ -57,249 +43,10 @@ _CONFIG_FACTS: Final = {
 }
 
 
-class CompileDirectory(msgspec.Struct, frozen=True):
-    """A directory of compiled graphs that a rank uses (`compilation/backends.py`)."""
-
-    path: str
-    entry: str | None
-    """Its ten-hex name; None where the user chose the directory (`compilation_config.cache_dir`)."""
-    rank: int | None
-    tag: str | None
-    """`backbone`, `eagle_head`, an encoder's name: which of the launch's models."""
-
-
-class AotEntry(msgspec.Struct, frozen=True):
-    """One AOT file of one rank and what became of it (`compilation/decorators.py`)."""
-
-    path: str
-    entry: str | None
-    """Its 64-hex name."""
-    rank: int | None
-    tag: str | None
-    loaded: bool = False
-    saved: bool = False
-    rejected: str | None = None
-    """The engine's reason."""
-    not_saved: str | None = None
-
-    @property
-    def verdict(self) -> str:
-        """`loaded`, `rejected` (and usually saved again), `saved` (compiled in this start) or `not saved`."""
-        if self.rejected is not None:
-            return "rejected"
-        if self.loaded:
-            return "loaded"
-        return "saved" if self.saved else "not saved"
-
-
-class Rejection(msgspec.Struct, frozen=True):
-    """Why the engine did not take an entry, or died of it."""
-
-    entry: str | None
-    """The path of the AOT file, or the first path in the words of a fatal error."""
-    reason: str
-    """The engine's own words."""
-    explanation: str | None
-    fix: str | None
-    """Both None where the reason is not known."""
-    of_entry: bool = True
-    """Whether the entry itself is to blame, as far as anybody knows."""
-
-
-class Failure(msgspec.Struct, frozen=True):
-    """A traceback at no level, ERROR or CRITICAL, or a fatal error of the interpreter. Not every one ends a process."""
-
-    process: str
-    """`pid 123`, `rank 0`, or empty where the line does not say."""
-    exception: str | None
-    """The last exception line, with the next one where it ends in a colon. None while the traceback is still coming."""
-    causes: tuple[str, ...]
-    """Earlier exceptions of the same chain."""
-    paths: tuple[str, ...]
-    """Every absolute path in it, in order, at most 256."""
-    at: float
-    """When it began, on the caller's clock."""
-    stopping: bool
-    """Whether an engine had been told to stop before: 0.32 logs an EngineDeadError at every orderly stop."""
-
-
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """What the log said so far. None, or nothing in it, means that it did not say."""
-
-    version: str | None
-    model_runner: str | None
-    device: str | None
-    attention_backend: str | None
-    flash_attention: int | None
-    compile_mode: str | None
-    graph_mode_requested: str | None
-    """What a message says it was before the engine lowered it, or as configured."""
-    graph_mode: str | None
-    """The effective one: lowered by a message, or as configured once graphs were captured or the engine was ready."""
-    compile_cache_disabled: bool
-    compile_directories: tuple[CompileDirectory, ...]
-    aot_entries: tuple[AotEntry, ...]
-    rejections: tuple[Rejection, ...]
-    phases: dict[str, float]
-    """Seconds by phase, of the slowest process, summed over its models: model_init, weights, model_load, dynamo,
-    compile_graphs, graphs_load, aot_load, compile, warmup, capture, kernel_warmup, init_engine, ready."""
-    compile_ranges: dict[str, float]
-    """Seconds by compile range, of the slowest process, as the engine writes the range: `(1, 16384)`."""
-    graph_gib: float | None
-    kv_tokens: int | None
-    """Summed over data-parallel engines."""
-    kv_gib: float | None
-    weights_gib: float | None
-    gpu_free_gib: float | None
-    gpu_total_gib: float | None
-    world_size: int | None
-    ranks: tuple[int, ...]
-    """Ranks that announced themselves."""
-    engine_ready_at: float | None
-    """When all data-parallel engines had said `init engine`. A log of one node of several never has them all."""
-    engines_ready: int
-    """Engines that said it."""
-    server_ready_at: float | None
-    """When an API server first said that it is up; it waits for all its engines."""
-    out_of_memory: tuple[str, ...]
-    """Lines that say so, or that a worker was killed with signal 9: never the fault of a cache."""
-    died_of: tuple[int, ...]
-    """Signals that ended processes of the engine, but for 9, as their parent says; workers and cores die apart from the
-    command."""
-    failures: tuple[Failure, ...]
-    """The first fifteen and the last one."""
-    jit_monitor: bool
-    jit_after_ready: tuple[str, ...]
-    """Kernels that were compiled while serving, at most 32."""
-    jit_count: int
-    autotune: str | None
-    """FlashInfer: `tuned`, `loaded` or `disabled`."""
-    autotune_paths: tuple[str, ...]
-    warmed_up: tuple[str, ...]
-    missing: tuple[str, ...]
-    """Events that a complete start of this version prints and that are not there (yet)."""
-
-    @property
-    def ready_at(self) -> float | None:
-        """The ready sign: of the server if there is one, else of the engine."""
-        return self.server_ready_at if self.server_ready_at is not None else self.engine_ready_at
-
-    @property
-    def all_ranks(self) -> bool | None:
-        """Whether every rank of the world announced itself in this log; None where none did."""
-        return None if self.world_size is None else len(self.ranks) >= self.world_size
-
-
-@dataclass
-class _Traceback:
-    level: str | None
-    process: str
-    at: float
-    stopping: bool
-    number: int = 0
-    exception: str | None = None
-    chained: bool = False
-    causes: list[str] = field(default_factory=list)
-    paths: dict[str, None] = field(default_factory=dict)
-    lines: int = 0
-
-    def raised(self, text: str) -> None:
-        if self.exception is not None and len(self.causes) < _MOST_NOTES:
-            self.causes.append(self.exception)
-        self.exception = text[:_LONGEST_TEXT]
-        self.chained = False
-
-    def mention(self, text: str) -> None:
-        for path in paths_in(text):
-            if len(self.paths) >= _MOST_PATHS:
-                return
-            self.paths.setdefault(path)
-
-    def failure(self) -> Failure:
-        return Failure(self.process, self.exception, tuple(self.causes), tuple(self.paths), self.at, self.stopping)
-
-
-def paths_in(text: str) -> list[str]:
-    """The absolute paths in `text`, in order: quoted ones whole, bare ones up to white space."""
-    found = [(match.start(1), match[1]) for match in _QUOTED_PATH.finditer(text)]
-    found += [(match.start(1), match[1].rstrip(".")) for match in _BARE_PATH.finditer(text)]
-    return [path for _, path in sorted(found)]
-
-
 def parse_version(version: str) -> Version | None:
     """Major and minor of a vLLM version; None for anything else."""
     match = re.match(r"(\d{1,6})\.(\d{1,6})", version)
     return (int(match[1]), int(match[2])) if match else None
-
-
-class _Tracebacks:
-    """Follows tracebacks of several processes whose lines are mixed."""
-
-    def __init__(self) -> None:
-        self._open: dict[str, _Traceback] = {}
-        self._done: list[_Traceback] = []
-        self._number = 0
-
-    @property
-    def following(self) -> bool:
-        return bool(self._open)
-
-    def failures(self) -> tuple[Failure, ...]:
-        """In the order in which they began: the root cause comes first, the processes that waited for it follow."""
-        known = [*self._done, *(each for each in self._open.values() if each.level not in _HARMLESS)]
-        known.sort(key=lambda trace: trace.number)
-        return tuple(trace.failure() for trace in (*known[: _MOST_FAILURES - 1], *known[_MOST_FAILURES - 1 :][-1:]))
-
-    def line(self, text: str, now: float, *, stopping: bool) -> None:
-        header = _HEADER.match(text)
-        assert header is not None, "every part of it is optional"
-        process = f"pid {header['pid']}" if header["pid"] else f"rank {header['rank']}" if header["rank"] else ""
-        body = text[header.end() :]
-        for each in [name for name, trace in self._open.items() if trace.lines > _LONGEST_TRACEBACK]:
-            self._close(each)
-        for trace in self._open.values():
-            trace.lines += 1
-        if _TRACEBACK in body or body.startswith(_FATAL):
-            self._start(body, _Traceback(header["level"], process, now, stopping))
-        elif process in self._open:
-            self._follow(body, process)
-
-    def _start(self, body: str, new: _Traceback) -> None:
-        trace = self._open.get(new.process)
-        if trace is not None and not trace.chained and (trace.exception is not None or trace.level != new.level):
-            self._close(new.process)
-            trace = None
-        if trace is None:
-            if len(self._open) >= _MOST_FAILURES:
-                self._close(next(iter(self._open)))
-            self._number += 1
-            trace = self._open[new.process] = new
-            trace.number = self._number
-        if body.startswith(_FATAL):
-            trace.raised(body)
-            trace.mention(body)
-
-    def _follow(self, body: str, process: str) -> None:
-        trace = self._open[process]
-        if not body or body[0] in " \t" or body.startswith((*_CHAINED, *_STACK)):
-            trace.mention(body)
-            trace.chained = trace.chained or body.startswith(_CHAINED)
-        elif trace.exception is not None and trace.exception.endswith(":") and not trace.chained:
-            trace.exception = f"{trace.exception} {body}"[:_LONGEST_TEXT]
-            trace.mention(body)
-        elif trace.exception is not None and not trace.chained:
-            self._close(process)
-        elif _EXCEPTION.match(body):
-            trace.raised(body)
-            trace.mention(body)
-
-    def _close(self, process: str) -> None:
-        trace = self._open.pop(process)
-        if trace.level in _HARMLESS:
-            return
-        if len(self._done) >= _MOST_FAILURES:
-            self._done.pop()
-        self._done.append(trace)
 
 
 @dataclass(frozen=True)
@@ -317,7 +64,7 @@ class EngineLog:
     def __init__(self, started: float) -> None:
         self._started = started
         self._pending = b""
-        self._tracebacks = _Tracebacks()
+        self._tracebacks = Tracebacks()
         self._events: dict[str, int] = {}
         self._facts: dict[str, str] = {}
         self._seconds: dict[str, dict[str, float]] = {}
@@ -382,7 +129,7 @@ class EngineLog:
             for row in _HUBS[hub]:
                 if row.literal in text:
                     self._row(row, text, now)
-        if self._tracebacks.following or _TRACEBACK in text or _FATAL in text:
+        if self._tracebacks.following or TRACEBACK in text or FATAL in text:
             self._tracebacks.line(text, now, stopping="stopping" in self._events)
 
     def _row(self, row: Message, text: str, now: float) -> None:
@@ -640,8 +387,8 @@ _HUBS: Final[dict[bytes, tuple[Message, ...]]] = {
         hub.encode(): tuple(row for row in MESSAGES if row.hub == hub)
         for hub in dict.fromkeys(row.hub for row in MESSAGES)
     },
-    _TRACEBACK.encode(): (),
-    _FATAL.encode(): (),
+    TRACEBACK.encode(): (),
+    FATAL.encode(): (),
 }
 _FACTS: Final = frozenset({"model_runner", "attention_backend", "flash_attention"})
 _NOTES: Final = frozenset(

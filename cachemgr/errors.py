@@ -13,6 +13,8 @@ class CacheError(Exception):
     """Something a person has to know. `str()` is one sentence that names the thing; `hint` is what to type."""
 
     exit_code = 1
+    word = "failed"
+    """What kind of failure it is, in a line or a report; failures are counted by it."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -29,12 +31,28 @@ class NotFoundError(CacheError):
     """No such artifact, capture or store."""
 
     exit_code = 10
+    word = "absent"
+
+
+class InUseError(CacheError):
+    """Somebody uses it, or keeps it: a pin, a lock."""
+
+    exit_code = 11
+    word = "in use"
 
 
 class CorruptError(CacheError):
     """Bytes are not what their manifest, digest or layout says: torn, foreign, hostile or from a newer cachemgr."""
 
     exit_code = 12
+    word = "damaged"
+
+
+class UntrustedError(CacheError):
+    """A capture may be sound, and nobody who is trusted says so."""
+
+    exit_code = 12
+    word = "untrusted"
 
 
 class StoreError(CacheError):
@@ -46,9 +64,41 @@ class StoreError(CacheError):
 class DeniedError(StoreError):
     """One object of the store may not be read by this user; others may."""
 
+    word = "denied"
+
+
+class MirrorError(StoreError):
+    """The mirror cannot be used; `word` says why: denied, throttled, … (`cachemgr.store.s3.faults`)."""
+
+    def __init__(self, message: str, *, word: str, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.word = word
+
+
+class MirrorDeniedError(MirrorError, DeniedError):
+    """The mirror does not let this user read or write something."""
+
+
+class DatabaseError(CacheError):
+    """The catalogue cannot be read or written: its server does not answer, its file is held by others, or a newer
+    cachemgr has made it. Nothing but statistics depends on it."""
+
+    exit_code = 13
+    word = "unreachable"
+
+
+class RegistryError(StoreError):
+    """A registry of images cannot be used; `word` says why: denied, unreachable, refused, garbled."""
+
+    def __init__(self, message: str, *, word: str, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.word = word
+
 
 class DeadlineError(CacheError):
     """The cache took longer than a start may be delayed."""
+
+    word = "deadline"
 
 
 class LaunchError(CacheError):

@@ -2,21 +2,24 @@
 
 One read of each file gives its digest, its self-check and its relocated form; files that did not change since they were
 last read are not read again. The same examination guards what is captured and what an engine is started on.
+
+What is captured is read once altogether: `sketch` looks at what decides the shape of a layer (sizes and links), and
+`contents` checks the other files while their bytes go into it.
 """
 
 import os
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import msgspec
 
 from cachemgr import digest, layer
 from cachemgr.capture import File, Unit, is_safe_path
-from cachemgr.digest import Digest
 from cachemgr.domains import Domain
 from cachemgr.domains.checks import Content
 from cachemgr.domains.relocation import CannotTravelError
-from cachemgr.observe import Seen, Snapshot
+from cachemgr.observe import Snapshot
 from cachemgr.statcache import StatCache
 
 _HEAD_BYTES = 16 << 20
@@ -77,14 +80,72 @@ def examine(tree: Tree, name: str, paths: Sequence[str], cache: StatCache, *, no
     Raises:
         UnfitError: it is damaged, changed while it was read, is not ours, or cannot travel.
     """
+    _expect_whole(tree, name, paths)
+    siblings = siblings_of(paths)
+    return Unit(name, tuple(_file(tree, path, siblings, cache, now_ns=now_ns, names=names) for path in paths))
+
+
+def _expect_whole(tree: Tree, name: str, paths: Sequence[str]) -> None:
     odd = next((path for path in paths if not is_safe_path(path)), None)
     if odd is not None:
         raise UnfitError(f"`{odd[:200]!r}` has a name that cannot be stored")
     fault = tree.domain.unit_fault(name, paths)
     if fault is not None:
         raise UnfitError(fault, damaged=True)
+
+
+Keep = Callable[[str, bytes], None]
+"""Takes the stored bytes of a file of this path, for whoever needs them soon."""
+
+
+def sketch(tree: Tree, name: str, paths: Sequence[str], cache: StatCache, keep: Keep, *, now_ns: int) -> Unit:
+    """One live unit with the final sizes, modes and links of its files. Files that are not remembered and of which that
+    is known without their bytes are `layer.UNREAD`; those that were read are given to `keep`.
+
+    Raises:
+        UnfitError: as `examine`, for as much as was read.
+    """
+    _expect_whole(tree, name, paths)
     siblings = siblings_of(paths)
-    return Unit(name, tuple(_file(tree, path, siblings, cache, now_ns=now_ns, names=names) for path in paths))
+    sizes = Counter(tree.seen[path].size for path in paths)
+
+    def row(path: str) -> File:
+        seen = tree.seen[path]
+        known = cache.get(f"{tree.directory}/{path}", seen)
+        if known is not None:
+            return msgspec.structs.replace(known, path=path)
+        if sizes[seen.size] > 1 or tree.domain.relocation_of(path) is not None:
+            return _file(tree, path, siblings, cache, now_ns=now_ns, keep=keep)
+        return File(path, seen.size, layer.UNREAD, _mode_of(tree, path), _kept_mtime(tree, path))
+
+    return Unit(name, tuple(row(path) for path in paths))
+
+
+def _mode_of(tree: Tree, path: str) -> int:
+    try:
+        return _stored_mode(os.lstat(f"{tree.directory}/{path}"))
+    except OSError as error:
+        raise UnfitError(f"`{path}` cannot be read: {error.strerror}") from None
+
+
+def _stored_mode(stat: os.stat_result) -> int:
+    return 0o755 if stat.st_mode & 0o100 else 0o644
+
+
+def _kept_mtime(tree: Tree, path: str) -> int | None:
+    return tree.seen[path].mtime_ns if tree.domain.keeps_mtimes else None
+
+
+def contents(tree: Tree, file: File) -> Iterator[bytes]:
+    """The bytes of an unread file of a sketch, examined on the way.
+
+    Raises:
+        UnfitError: as `examine`; what was given before may not be used.
+    """
+    with _opened(tree, file.path) as reading:
+        if reading.mode != file.mode:
+            raise reading.changed()
+        yield from reading.pieces()
 
 
 def siblings_of(paths: Sequence[str]) -> dict[str, set[str]]:
@@ -100,22 +161,31 @@ def siblings_of(paths: Sequence[str]) -> dict[str, set[str]]:
 
 
 def _file(
-    tree: Tree, path: str, siblings: Mapping[str, set[str]], cache: StatCache, *, now_ns: int, names: bool
+    tree: Tree,
+    path: str,
+    siblings: Mapping[str, set[str]],
+    cache: StatCache,
+    *,
+    now_ns: int,
+    names: bool = False,
+    keep: Keep | None = None,
 ) -> File:
     """The stored form of a live file, from the stat cache or by reading, checking and hashing it."""
     live, seen = f"{tree.directory}/{path}", tree.seen[path]
     known = cache.get(live, seen)
     if known is not None and not (names and known.relocated and _needs_all(tree.domain, path)):
         return msgspec.structs.replace(known, path=path)
-    head, found, mode = _read(live, path, seen)
-    fault = tree.domain.check_of(path)(Content(path.rsplit("/", 1)[-1], head, seen.size))
-    if fault is not None:
-        raise UnfitError(f"`{path}` {fault}", damaged=True)
-    file = File(path, seen.size, found, mode, seen.mtime_ns if tree.domain.keeps_mtimes else None)
-    relocation = tree.domain.relocation_of(path)
+    with _opened(tree, path) as reading:
+        running = digest.hasher()
+        for piece in reading.pieces():
+            running.update(piece)
+    file = File(path, seen.size, digest.finish(running), reading.mode, _kept_mtime(tree, path))
+    stored, relocation = reading.head, tree.domain.relocation_of(path)
     if relocation is not None:
-        stored = _detached(relocation.detach, path, head, siblings)
+        stored = _detached(relocation.detach, path, reading.head, siblings)
         file = msgspec.structs.replace(file, size=len(stored), digest=digest.of_bytes(stored), relocated=True)
+    if keep is not None and len(stored) == file.size:
+        keep(path, stored)
     cache.put(live, seen, file, now_ns=now_ns)
     return file
 
@@ -136,29 +206,69 @@ def _detached(
         raise UnfitError(f"`{path}` {fault}", damaged=missing) from None
 
 
-def _read(live: str, path: str, seen: Seen) -> tuple[bytes, Digest, int]:
-    """The beginning (or all) of a file, the digest of all of it, and the mode it is stored with."""
+class _Reading:
+    """An open live file. `head` is its beginning (or all) once `pieces` has begun; `mode` is what it is stored with."""
+
+    def __init__(self, tree: Tree, path: str, descriptor: int) -> None:
+        self._tree, self._path, self._descriptor = tree, path, descriptor
+        self._first = os.fstat(descriptor)
+        if self._first.st_uid != os.geteuid():
+            raise UnfitError(f"`{path}` belongs to user {self._first.st_uid}")
+        self.mode = _stored_mode(self._first)
+        self.head = b""
+
+    def pieces(self) -> Iterator[bytes]:
+        """All bytes in pieces of at most a chunk, after the file proved as far as it is held that it is whole.
+
+        Raises:
+            UnfitError: it did not, or it changed since it was seen.
+        """
+        self._expect_unchanged()
+        seen = self._tree.seen[self._path]
+        self.head = _read_up_to(self._descriptor, min(seen.size, _HEAD_BYTES))
+        self._expect_unchanged()
+        fault = self._tree.domain.check_of(self._path)(Content(self._path.rsplit("/", 1)[-1], self.head, seen.size))
+        if fault is not None:
+            raise UnfitError(f"`{self._path}` {fault}", damaged=True)
+        yield from _chunks(self.head)
+        left = seen.size - len(self.head)
+        while left and (piece := os.read(self._descriptor, min(layer.CHUNK, left))):
+            left -= len(piece)
+            yield piece
+        if seen.size > _HEAD_BYTES:
+            self._expect_unchanged()
+
+    def changed(self) -> UnfitError:
+        """What is wrong with a file that is not what it was when it was seen."""
+        return UnfitError(f"`{self._path}` changed while it was read")
+
+    def _expect_unchanged(self) -> None:
+        """The times tell: whoever sets that of the last modification back moves that of the last change on."""
+        now = os.fstat(self._descriptor)
+        if (now.st_size, now.st_mtime_ns, now.st_ino) != self._tree.seen[self._path][:3]:
+            raise self.changed()
+        if now.st_ctime_ns != self._first.st_ctime_ns:
+            raise self.changed()
+
+
+@contextmanager
+def _opened(tree: Tree, path: str) -> Iterator[_Reading]:
     try:
-        descriptor = layer.open_quietly(live)
+        descriptor = layer.open_quietly(f"{tree.directory}/{path}")
+        try:
+            yield _Reading(tree, path, descriptor)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise UnfitError(f"`{path}` cannot be read: {error.strerror}") from None
-    try:
-        stat = os.fstat(descriptor)
-        head = _read_up_to(descriptor, min(stat.st_size, _HEAD_BYTES))
-        running = digest.hasher()
-        running.update(head)
-        while len(head) == _HEAD_BYTES and (piece := os.read(descriptor, layer.CHUNK)):
-            running.update(piece)
-        after = os.fstat(descriptor)
-    except OSError as error:
-        raise UnfitError(f"`{path}` cannot be read: {error.strerror}") from None
-    finally:
-        os.close(descriptor)
-    if stat.st_uid != os.geteuid():
-        raise UnfitError(f"`{path}` belongs to user {stat.st_uid}")
-    if not all((now.st_size, now.st_mtime_ns, now.st_ino) == seen[:3] for now in (stat, after)):
-        raise UnfitError(f"`{path}` changed while it was read")
-    return head, digest.finish(running), 0o755 if stat.st_mode & 0o100 else 0o644
+
+
+def _chunks(data: bytes) -> Iterator[bytes]:
+    if len(data) <= layer.CHUNK:
+        yield data
+        return
+    for at in range(0, len(data), layer.CHUNK):
+        yield data[at : at + layer.CHUNK]
 
 
 def _read_up_to(descriptor: int, limit: int) -> bytes:

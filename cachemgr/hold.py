@@ -9,13 +9,15 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from cachemgr import process
+from cachemgr.beneath import read_plain
 from cachemgr.observe import STAGE_PREFIX
 from cachemgr.places import make_directory
+from cachemgr.process import Process, this_process
 
 BEAT_SECONDS = 30.0
 STALE_SECONDS = 300.0
@@ -23,7 +25,10 @@ STALE_SECONDS = 300.0
 
 _ATTEMPTS = 20
 """How often a directory is made that another launch removes because it is the last to leave."""
-_FOLDER = f"{STAGE_PREFIX}held"
+FOLDER = f"{STAGE_PREFIX}held"
+"""Where records lie in the directory that they are about."""
+_LIMIT = 64 << 10
+"""Bytes of a record; whoever may write in a shared directory may have put anything there, a pipe as well."""
 
 Purpose = Literal["compiling", "warm"]
 
@@ -33,21 +38,14 @@ class Holder(msgspec.Struct, frozen=True):
 
     launch: str
     purpose: Purpose
-    pid: int
-    started: str
-    """Start time of the process in clock ticks since boot, which a second process of this number cannot share."""
-    boot: str
-    namespace: str
-    """The PID namespace: `pid` means nothing outside of it."""
+    process: Process
     sight: str | None = None
     """What its engine is blind to (`cachemgr.key.sight`); None for a launch that uses no shared directory."""
 
 
 def describe_self(launch: str, purpose: Purpose, sight: str | None = None) -> Holder:
     """The record of this process."""
-    pid = os.getpid()
-    boot = _read("/proc/sys/kernel/random/boot_id")
-    return Holder(launch, purpose, pid, _start_time(pid) or "", boot, _namespace(), sight)
+    return Holder(launch, purpose, this_process(), sight)
 
 
 class Hold:
@@ -55,7 +53,7 @@ class Hold:
 
     def __init__(self, directory: str, holder: Holder) -> None:
         self._directory, self._holder = directory, holder
-        self._path = f"{directory}/{_FOLDER}/{holder.launch}.json"
+        self._path = f"{directory}/{FOLDER}/{holder.launch}.json"
         self._beaten = time.monotonic()
 
     @classmethod
@@ -95,7 +93,7 @@ class Hold:
 
 
 def _write(directory: str, holder: Holder) -> None:
-    folder = f"{directory}/{_FOLDER}"
+    folder = f"{directory}/{FOLDER}"
     make_directory(folder)
     aside = f"{folder}/.{holder.launch}"
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -104,13 +102,18 @@ def _write(directory: str, holder: Holder) -> None:
     os.rename(aside, f"{folder}/{holder.launch}.json")
 
 
+def living(directory: str, *, now: float) -> list[Holder]:
+    """The living holders of `directory`. Nothing is changed."""
+    return [holder for path, holder in _records(directory) if _is_alive(path, holder, now)]
+
+
 def others(directory: str, launch: str, *, now: float) -> list[Holder]:
     """The living holders of `directory` but for `launch`. Records of the dead are removed."""
     return [holder for name, holder in _records(directory) if holder.launch != launch and _lives(name, holder, now)]
 
 
 def _records(directory: str) -> Iterator[tuple[str, Holder]]:
-    folder = f"{directory}/{_FOLDER}"
+    folder = f"{directory}/{FOLDER}"
     try:
         names = sorted(name for name in os.listdir(folder) if name.endswith(".json"))
     except OSError:
@@ -118,19 +121,21 @@ def _records(directory: str) -> Iterator[tuple[str, Holder]]:
     for name in names:
         path = f"{folder}/{name}"
         with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
-            yield path, msgspec.json.decode(Path(path).read_bytes(), type=Holder)
+            yield path, msgspec.json.decode(read_plain(path, limit=_LIMIT), type=Holder)
 
 
 def _lives(path: str, holder: Holder, now: float) -> bool:
-    """By looking at the process where we can see it, and by its beat where we cannot."""
-    if holder.boot == _read("/proc/sys/kernel/random/boot_id") and holder.namespace == _namespace():
-        alive = _start_time(holder.pid) == holder.started
-    else:
-        alive = _beats(path, now)
+    alive = _is_alive(path, holder, now)
     if not alive:
         with suppress(OSError):
             os.unlink(path)
     return alive
+
+
+def _is_alive(path: str, holder: Holder, now: float) -> bool:
+    """By looking at the process where we can see it, and by its beat where we cannot."""
+    runs = process.runs(holder.process)
+    return _beats(path, now) if runs is None else runs
 
 
 def _beats(path: str, now: float) -> bool:
@@ -138,23 +143,3 @@ def _beats(path: str, now: float) -> bool:
         return now - os.stat(path).st_mtime < STALE_SECONDS
     except OSError:
         return False
-
-
-def _start_time(pid: int) -> str | None:
-    """Field 22 of `/proc/<pid>/stat` (proc(5)); None when there is no such process, or only its zombie."""
-    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else None
-
-
-def _namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return "unknown"
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""

@@ -86,6 +86,10 @@ class Broken(msgspec.Struct, frozen=True):
     recorded: str
     host: str
 
+    def __str__(self) -> str:
+        """In one line, for people."""
+        return f"{self.relation} {self.recorded}: {self.host}"
+
 
 def derive(factors: Iterable[Factor]) -> Key:
     """The key of a set of factors.
@@ -129,9 +133,12 @@ def compare(wanted: Iterable[Factor], stored: Iterable[Factor]) -> Comparison:
     """What the artifact with the factors `stored` is worth to a launch with the factors `wanted`."""
     ours = {factor.name: factor for factor in wanted}
     theirs = {factor.name: factor for factor in stored}
+    # What is the same in both, and known, is passed over first: it is nearly everything of many artifacts.
+    both = set(ours.values()) & set(theirs.values())
+    same = {factor.name for factor in both if factor.value is not None}
     differs = [
         difference
-        for name in ours.keys() | theirs.keys()
+        for name in (ours.keys() | theirs.keys()) - same
         if (difference := _difference(ours.get(name), theirs.get(name))) is not None
     ]
     differs.sort(key=lambda difference: (_ROLE_ORDER[difference.role], difference.factor))
@@ -219,6 +226,15 @@ def sight(factors: Iterable[Factor], ordinals: Mapping[str, int] = _NO_ORDINALS)
     pairs += [(rank, str(ordinal)) for rank, ordinal in ordinals.items() if rank.split("_")[1:2] != [str(ordinal)]]
     canonical = json.dumps(sorted(pairs), separators=(",", ":"))
     return digest.fingerprint(canonical.encode())
+
+
+def guard_print(factors: Iterable[Factor]) -> str:
+    """One short name for the guards among `factors`: equal where captures may be reused. Empty where one is unknown,
+    which equals nothing."""
+    guards = sorted((factor.name, factor.value) for factor in factors if factor.role == "guard")
+    if any(value is None for _name, value in guards):
+        return ""
+    return digest.fingerprint(json.dumps(guards, separators=(",", ":")).encode())
 
 
 def _version(text: str | None) -> tuple[int, ...]:

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 
 from cachemgr.before import Before
 from cachemgr.cache import Cache
-from cachemgr.child import Child
+from cachemgr.child import Child, Ended
 from cachemgr.clock import Clock
 from cachemgr.factors import reason_to_leave_alone
-from cachemgr.order import LAUNCH_VARIABLE, Listener, Order
-from cachemgr.running import LINGER_SECONDS, Running
+from cachemgr.order import LAUNCH_VARIABLE, Companion, Listener, Order
+from cachemgr.running import LINGER_SECONDS, Running, accompanied
 from cachemgr.trouble import Trouble
 
 
@@ -22,12 +22,13 @@ def is_nested(environ: Mapping[str, str]) -> bool:
     return bool(environ.get(LAUNCH_VARIABLE))
 
 
-def run(order: Order, cache: Cache, clock: Clock, listener: Listener) -> int:
-    """Launch a command and return its exit code.
+def run(order: Order, cache: Cache, clock: Clock, listener: Listener, companion: Companion | None = None) -> int:
+    """Launch a command and return its exit code. `companion` goes along with it.
 
     Raises:
         NoSuchCommandError, CannotExecuteError: the command cannot be started.
         LaunchError: the cache failed and `order.strict` is set; before the command starts if it failed before.
+        KeyboardInterrupt: it has a companion, so that it is one of many, and somebody told us to end.
     """
     trouble = Trouble(strict=order.strict)
     for note in cache.notes:
@@ -35,34 +36,28 @@ def run(order: Order, cache: Cache, clock: Clock, listener: Listener) -> int:
     reason = reason_to_leave_alone(order.argv, order.environ, order.cwd)
     if reason is not None:
         trouble.say(reason)
-        return _plain(order, trouble, listener)
-    before = Before(order, cache, clock, trouble)
+        return _plain(order, trouble, listener, companion)
+    before = Before(order, cache, clock, trouble, listener)
     profile = before.profile()
     warm = None if profile is None else trouble.attempt("preparing", None, lambda: before.warm(profile))
     if warm is None:
-        return _plain(order, trouble, listener)
-    running = Running(before, warm, listener)
-    in_use = False
-    try:
-        trouble.survive("telling", None, lambda: listener.started(warm.started))
-        ran = running.execute()
-        in_use = ran.left_behind
-        told = trouble.attempt("settling", None, lambda: running.settle(ran))
-    finally:
-        running.leave(in_use=in_use)
-    if told is None:
-        _tell(trouble, listener)
-    else:
-        trouble.survive("telling", None, lambda: listener.finished(told))
-    return ran.code
+        return _plain(order, trouble, listener, companion)
+    running = Running(before, warm, listener, companion=companion)
+    ended = running.see_through(running.execute).ended
+    assert ended is not None, "we waited for it"
+    return _code(ended, companion)
 
 
-def _plain(order: Order, trouble: Trouble, listener: Listener) -> int:
+def _plain(order: Order, trouble: Trouble, listener: Listener, companion: Companion | None) -> int:
     """Run the command as if we were not there: nothing is known about it, so there is nothing to say at its end."""
-    _tell(trouble, listener)
-    return Child.start(order.argv, order.environ, order.cwd).wait(linger=LINGER_SECONDS).code
+    trouble.tell(listener.note)
+    child = Child.start(order.command, order.environ, order.cwd)
+    with accompanied(child.pid, companion, trouble, lambda: False):
+        ended = child.wait(linger=LINGER_SECONDS)
+    return _code(ended, companion)
 
 
-def _tell(trouble: Trouble, listener: Listener) -> None:
-    for line in trouble.lines():
-        trouble.survive("telling", None, lambda line=line: listener.note(line))  # type: ignore[misc]
+def _code(ended: Ended, companion: Companion | None) -> int:
+    if companion is not None and ended.told:
+        raise KeyboardInterrupt
+    return ended.code

@@ -10,45 +10,57 @@ no member names, links, devices or lengths for us to be fooled by, and the reade
 
 import os
 import queue
-import tarfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import BinaryIO, Protocol
 
+import msgspec
 import zstandard
 
 from cachemgr import digest
 from cachemgr.capture import File, Layer, Section, Unit
 from cachemgr.digest import Digest
 from cachemgr.errors import CorruptError
+from cachemgr.ustar import BLOCK, header, header_size, padding
 
-BLOCK = 512
 CHUNK = 1 << 20
 WINDOW_LOG = 27
-LEVEL = 10
-_TUNING = {"hash_log": 20, "chain_log": 20, "ldm_hash_rate_log": 6, "ldm_bucket_size_log": 3}
-"""Tables that stay in a processor's cache, because distant matches are the long-distance matcher's job: a quarter less
-time and 15 MB less memory than level 10 alone, at equal size (`benchmarks/`)."""
-_END = b"\0" * (2 * BLOCK)
+LEVEL = 8
+_TUNING = {"hash_log": 18, "chain_log": 18, "ldm_hash_rate_log": 7, "ldm_bucket_size_log": 3}
+"""Tables that stay in a processor's cache, because distant matches are the long-distance matcher's job: two thirds of
+the time of level 10 with its own tables, at equal size, on the real trees."""
+END = b"\0" * (2 * BLOCK)
 _PIECES_IN_FLIGHT = 8
-_USTAR_MAX_SIZE = 8**11
-_USTAR_NAME = 100
+
+
+UNREAD = Digest("")
+"""The digest of a file that nobody has read yet. `pack` finds it while it copies the bytes, so that they are read once.
+
+Files of one unit that may have equal bytes must not both be unread: which is a link to which is known before."""
 
 
 class Source(Protocol):
-    """Where the stored bytes of a file come from while a layer is packed."""
+    """Where the stored bytes of a file come from while a layer is packed.
+
+    Raises UnitError when its unit cannot be packed after all.
+    """
 
     def __call__(self, domain: str, file: File) -> Iterator[bytes]: ...
 
 
-class ChangedError(Exception):
-    """A file's bytes were not those of its digest when it was packed: it was written to in the meantime."""
+class UnitError(Exception):
+    """A unit that cannot be packed. `str()` is the reason."""
 
-    def __init__(self, domain: str, unit: Unit, file: File) -> None:
-        super().__init__(f"{file.path} changed while it was read")
+    def __init__(self, domain: str, unit: Unit, reason: str) -> None:
+        super().__init__(reason)
         self.domain = domain
         self.unit = unit
+
+    @classmethod
+    def changed(cls, domain: str, unit: Unit, file: File) -> "UnitError":
+        """A file's bytes are not those of its row: it was written to in the meantime."""
+        return cls(domain, unit, f"{file.path} changed while it was read")
 
 
 def links_in(unit: Unit) -> dict[str, str]:
@@ -63,7 +75,7 @@ def links_in(unit: Unit) -> dict[str, str]:
     first: dict[tuple[Digest, int, int | None], str] = {}
     links: dict[str, str] = {}
     for file in unit.files:
-        if file.relocated or file.size == 0:
+        if file.relocated or file.size == 0 or file.digest == UNREAD:
             continue
         original = first.setdefault((file.digest, file.mode, file.mtime_ns), file.path)
         if original != file.path:
@@ -71,24 +83,28 @@ def links_in(unit: Unit) -> dict[str, str]:
     return links
 
 
-def pack(sections: Sequence[Section], source: Source, target: BinaryIO) -> Layer:
+class Sink(Protocol):
+    """Where a packed layer goes."""
+
+    def write(self, data: bytes, /) -> object: ...
+
+
+def pack(sections: Sequence[Section], source: Source, target: Sink) -> Layer:
     """Write `sections` to `target` as one compressed layer and describe it.
 
-    Bytes are read once here, checked against the digests that the units carry, and compressed beside the reading.
-    Memory stays below the compression window (128 MiB) plus about 60 MiB.
+    Bytes are read once here, hashed, and compressed beside the reading: the digest of a file is compared with that of
+    its row, or found where it is `UNREAD`. Memory stays below the compression window (128 MiB) plus about 60 MiB.
 
     Raises:
-        ChangedError: a file is not what its unit says; nothing of `target` may be used.
+        UnitError: a file is not what its row says, or its source refuses it; nothing of `target` may be used.
     """
     with _Compressor(target, tar_size(sections)) as out:
-        for domain, unit in _units(sections):
-            links = links_in(unit)
-            for file in unit.files:
-                out.write(header(domain, file, links.get(file.path)))
-                if file.path not in links:
-                    _copy_in(domain, unit, file, source, out.write)
-        out.write(_END)
-    return Layer(out.digest, out.size, out.tar_digest, out.tar_size, tuple(sections))
+        packed = tuple(
+            Section(each.domain, tuple(_unit_in(each.domain, unit, source, out.write) for unit in each.units))
+            for each in sections
+        )
+        out.write(END)
+    return Layer(out.digest, out.size, out.tar_digest, out.tar_size, packed)
 
 
 def _units(sections: Sequence[Section]) -> Iterator[tuple[str, Unit]]:
@@ -97,63 +113,38 @@ def _units(sections: Sequence[Section]) -> Iterator[tuple[str, Unit]]:
             yield section.domain, unit
 
 
-def _copy_in(domain: str, unit: Unit, file: File, source: Source, write: Callable[[bytes], None]) -> None:
+def _unit_in(domain: str, unit: Unit, source: Source, write: Callable[[bytes], None]) -> Unit:
+    """Write the members of a unit; the unit with all of its digests."""
+    links = links_in(unit)
+    files = []
+    for file in unit.files:
+        link = links.get(file.path)
+        write(header(domain, file, link))
+        files.append(_copy_in(domain, unit, file, source, write) if link is None else file)
+    packed = Unit(unit.name, tuple(files))
+    assert links_in(packed) == links, "equal files of a unit were both unread"
+    return packed
+
+
+def _copy_in(domain: str, unit: Unit, file: File, source: Source, write: Callable[[bytes], None]) -> File:
     running = digest.hasher()
     size = 0
     for piece in source(domain, file):
         running.update(piece)
         size += len(piece)
         if size > file.size:
-            raise ChangedError(domain, unit, file)
+            raise UnitError.changed(domain, unit, file)
         write(piece)
-    if size != file.size or digest.finish(running) != file.digest:
-        raise ChangedError(domain, unit, file)
+    found = digest.finish(running)
+    if size != file.size or file.digest not in (found, UNREAD):
+        raise UnitError.changed(domain, unit, file)
     write(b"\0" * padding(file.size))
-
-
-def header(domain: str, file: File, link: str | None) -> bytes:
-    """The tar header of one member; with a PAX record only where the path is too long for ustar."""
-    member = tarfile.TarInfo(f"{domain}/{file.path}")
-    member.mode = file.mode
-    member.mtime = min(max(file.mtime_ns or 0, 0) // 1_000_000_000, _USTAR_MAX_SIZE - 1)
-    if link is None:
-        member.size = file.size
-    else:
-        member.type, member.linkname = tarfile.LNKTYPE, f"{domain}/{link}"
-    return member.tobuf(tarfile.PAX_FORMAT)
-
-
-def header_size(domain: str, file: File, link: str | None) -> int:
-    """Bytes that `header` takes, from the lengths alone: building it costs more than placing a small file."""
-    short = len(domain) + len(file.path) < _USTAR_NAME and file.path.isascii() and domain.isascii()
-    if short and link is None and file.size < _USTAR_MAX_SIZE:
-        return BLOCK
-    records = _pax_record("path", f"{domain}/{file.path}")
-    if link is not None:
-        records += _pax_record("linkpath", f"{domain}/{link}")
-    if file.size >= _USTAR_MAX_SIZE and link is None:
-        records += _pax_length(len(" size=\n") + len(str(file.size)))
-    return BLOCK if records == 0 else 2 * BLOCK + records + padding(records)
-
-
-def _pax_record(keyword: str, value: str) -> int:
-    """Bytes of one PAX record, or 0 where ustar's 100 ASCII bytes are enough (`tarfile.TarInfo.create_pax_header`)."""
-    if value.isascii() and len(value) <= _USTAR_NAME:
-        return 0
-    return _pax_length(len(f" {keyword}=\n") + len(value.encode()))
-
-
-def _pax_length(rest: int) -> int:
-    """A record starts with its own length in digits, those digits included."""
-    digits = 1
-    while len(str(rest + digits)) > digits:
-        digits += 1
-    return rest + digits
+    return file if file.digest == found else msgspec.structs.replace(file, digest=found)
 
 
 def tar_size(sections: Sequence[Section]) -> int:
     """Bytes of the tar that `pack` makes of these sections."""
-    size = len(_END)
+    size = len(END)
     for domain, unit in _units(sections):
         links = links_in(unit)
         for file in unit.files:
@@ -162,15 +153,10 @@ def tar_size(sections: Sequence[Section]) -> int:
     return size
 
 
-def padding(size: int) -> int:
-    """Zero bytes that follow `size` bytes of content."""
-    return -size % BLOCK
-
-
 class _Compressor:
     """Compress in a thread of its own: it releases the interpreter lock, so reading and hashing go on beside it."""
 
-    def __init__(self, target: BinaryIO, expected: int) -> None:
+    def __init__(self, target: Sink, expected: int) -> None:
         self._target = target
         self._expected = expected
         self._pieces: queue.Queue[bytes | None] = queue.Queue(_PIECES_IN_FLIGHT)
@@ -240,9 +226,10 @@ class _Compressor:
 class _Pieces:
     """The bytes of a layer's tar in order, decompressed by a thread that stays a few MiB ahead."""
 
-    def __init__(self, layer: Layer, compressed: BinaryIO) -> None:
+    def __init__(self, layer: Layer, compressed: BinaryIO, *, plain: bool) -> None:
+        """`plain`: nothing is compressed after all."""
         self._layer = layer
-        self._compressed = compressed
+        self._compressed, self._plain = compressed, plain
         self._pieces: queue.Queue[bytes | BaseException | None] = queue.Queue(_PIECES_IN_FLIGHT)
         self._closed = threading.Event()
         self._left = layer.tar_size
@@ -267,7 +254,7 @@ class _Pieces:
 
     def finish(self) -> None:
         """Check that the layer ends here. Raises CorruptError when it does not."""
-        if bytes(self.take(len(_END))) != _END or self._buffer or self._next() is not None or self._left:
+        if bytes(self.take(len(END))) != END or self._buffer or self._next() is not None or self._left:
             raise CorruptError(f"layer {self._layer.digest} does not end where its manifest says")
 
     def close(self) -> None:
@@ -292,8 +279,9 @@ class _Pieces:
     def _decompress(self) -> None:
         """No more than the manifest's size and one byte is ever produced, whatever the frame claims."""
         decompressor = zstandard.ZstdDecompressor(max_window_size=1 << WINDOW_LOG)
-        reader = decompressor.stream_reader(self._compressed, read_across_frames=False)
-        while self._left >= 0 and not self._closed.is_set() and (piece := reader.read(min(CHUNK, self._left + 1))):
+        framed = decompressor.stream_reader(self._compressed, read_across_frames=False)
+        read: Callable[[int], bytes] = self._compressed.read if self._plain else framed.read
+        while self._left >= 0 and not self._closed.is_set() and (piece := read(min(CHUNK, self._left + 1))):
             self._left -= len(piece)
             self._put(piece)
         self._put(None)
@@ -322,13 +310,14 @@ def unpack(layer: Layer, compressed: BinaryIO, placer_of: Callable[[str, Unit], 
     """Hand the files of every unit for which `placer_of` its domain gives a placer to that, verified, in tar order.
 
     The compressed bytes are checked first, so that no byte of a swapped layer reaches the decompressor; what comes out
-    is checked file by file. The caller must not publish what was placed unless this returns.
+    is checked file by file. Where a store has the layer unpacked (`cachemgr.oci.unpacked`), `compressed` may be the tar
+    itself, which the manifest names as well. The caller must not publish what was placed unless this returns.
 
     Raises:
         CorruptError: the layer is torn, longer than its manifest, or has other bytes.
     """
-    _check_digest(layer, compressed)
-    pieces = _Pieces(layer, compressed)
+    plain = verify_bytes(layer, compressed) == layer.tar_digest
+    pieces = _Pieces(layer, compressed, plain=plain)
     gap = 0
     try:
         for domain, unit in _units(layer.sections):
@@ -351,13 +340,35 @@ def unpack(layer: Layer, compressed: BinaryIO, placer_of: Callable[[str, Unit], 
         pieces.close()
 
 
-def _check_digest(layer: Layer, compressed: BinaryIO) -> None:
+class _Nowhere:
+    """Takes files that have been verified, and leaves them."""
+
+    def whole(self, file: File, data: memoryview) -> None: ...
+    def parts(self, file: File, parts: Iterator[memoryview]) -> None: ...
+    def link(self, file: File, original: str) -> None: ...
+
+
+def verify(layer: Layer, compressed: BinaryIO) -> None:
+    """Check a layer to its last file. Raises CorruptError, as `unpack`."""
+    nowhere = _Nowhere()
+    unpack(layer, compressed, lambda _domain, _unit: nowhere)
+
+
+def verify_bytes(layer: Layer, compressed: BinaryIO) -> Digest:
+    """Check the bytes of a layer, and go back to their beginning: the digest that they have, which is the layer's, or
+    that of its tar where a store has it unpacked.
+
+    Raises:
+        CorruptError: they have neither.
+    """
     running = digest.hasher()
     while piece := compressed.read(CHUNK):
         running.update(piece)
-    if digest.finish(running) != layer.digest:
+    found = digest.finish(running)
+    if found not in {layer.digest, layer.tar_digest}:
         raise CorruptError(f"layer {layer.digest} has other bytes than its name says")
     compressed.seek(0)
+    return found
 
 
 def _unpack_file(pieces: _Pieces, file: File, placer: Placer) -> None:

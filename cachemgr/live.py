@@ -9,19 +9,25 @@ when they have published. The same for a launch whose engine could take a shared
 use it. What one launch uses, no other changes.
 """
 
+import errno
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from cachemgr import hold, places
 from cachemgr.domains import ROOT_VARIABLE, Domain, Target
 from cachemgr.hold import Hold, Holder, Purpose
-from cachemgr.key import Key, folder
+from cachemgr.key import Key, folder, from_folder
 
 _PRIVATE_ROOT = "vllm"
+_TEMPORARY = "/tmp"  # noqa: S108 - only looked at, for directories of ours
+BENCH_PREFIX, PROOF_PREFIX = "cachemgr-bench-", "cachemgr-v-"
+"""How temporary directories are called that have roots of starts in them."""
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -79,16 +85,17 @@ def enter(
     claim: Claim,
     *,
     alone: bool = False,
+    closed: bool = False,
     now: float,
     notes: list[str],
 ) -> Room:
     """Take the live directories for a launch. What had to be done differently is appended to `notes`.
 
-    `alone` asks for private ones, whoever else is there.
+    `alone` asks for private ones, whoever else is there; `closed` for a root that no other user can write to.
 
     Where no directory can be written, domains that the user did not place stay where the engine puts them.
     """
-    for root in _roots(environ, notes):
+    for root in _roots(environ, notes, closed=closed):
         try:
             return _enter(root, environ, domains, claim, alone=alone, now=now)
         except OSError as error:
@@ -104,8 +111,15 @@ def _is_elsewhere(domain: Domain, environ: Mapping[str, str]) -> bool:
     return bool(domain.usual_base) or any(environ.get(name) for name in named if name)
 
 
-def _roots(environ: Mapping[str, str], notes: list[str]) -> list[str]:
+def _roots(environ: Mapping[str, str], notes: list[str], *, closed: bool) -> list[str]:
     """Where live directories may be, the best first: not on a network when there is something local."""
+    roots = _usable_roots(environ, notes)
+    open_ones = {root: fault for root in roots if (fault := places.exposure(root)) is not None} if closed else {}
+    notes.extend(f"{root} is not used: {fault}" for root, fault in open_ones.items())
+    return [root for root in roots if root not in open_ones]
+
+
+def _usable_roots(environ: Mapping[str, str], notes: list[str]) -> list[str]:
     root, spare = live_root(environ), places.spare(environ)
     roots = [root] if places.usable(root) else []
     if not roots:
@@ -126,6 +140,7 @@ def _enter(
     own = f"{root}/cachemgr/{folder(claim.key)}"
     shares = any(domain.in_place for domain in domains)
     holder = hold.describe_self(claim.launch, claim.purpose, claim.sight if shares else None)
+    _require_ours(f"{root}/cachemgr", own)
     held = Hold.take(own, holder)
     private = alone or _rivals(own, claim, now) or (shares and _strangers(root, claim, now))
     if private:
@@ -136,6 +151,18 @@ def _enter(
     moved = private or root != live_root(environ)
     targets = [_placed(domain, environ, own, root, moved=moved) for domain in domains]
     return Room(targets, own, root, held, private=private)
+
+
+def _require_ours(*directories: str) -> None:
+    """What an engine finds there, it executes, so nobody else may have made it or may write to it.
+
+    Raises:
+        OSError: somebody was here before us.
+    """
+    for directory in directories:
+        fault = places.exposure(directory, way=False)
+        if fault is not None:
+            raise OSError(errno.EPERM, fault)
 
 
 def _rivals(own: str, claim: Claim, now: float) -> bool:
@@ -163,9 +190,30 @@ def sharers(root: str, launch: str, *, now: float) -> list[Holder]:
     return [holder for holder in everybody if holder.sight is not None]
 
 
+def roots(environ: Mapping[str, str]) -> list[str]:
+    """Where live directories of this user may be, the one that launches prefer first. Nothing is made."""
+    spare = places.spare_of(environ)
+    return list(dict.fromkeys([live_root(environ), f"{spare}/live"]))
+
+
+class Base(NamedTuple):
+    """Where commands make a root for each of their starts, and how the names of these begin."""
+
+    directory: str
+    prefix: str
+
+
+def bases(home: Path, environ: Mapping[str, str]) -> list[Base]:
+    """Where `prewarm`, `bench` and `verify --seed` of this user make roots, which go with their start unless they are
+    killed. `home` is the directory of our state."""
+    usual = dict.fromkeys((environ.get("TMPDIR") or _TEMPORARY, _TEMPORARY))
+    temporary = [Base(directory, prefix) for directory in usual for prefix in (BENCH_PREFIX, PROOF_PREFIX)]
+    return [Base(f"{home}/prewarm", ""), *temporary]
+
+
 def someone_compiles(environ: Mapping[str, str], key: Key, launch: str, *, now: float) -> bool:
     """Whether another launch on this host is compiling what `key` names."""
-    places_of_key = (f"{root}/cachemgr/{folder(key)}" for root in _roots(environ, []))
+    places_of_key = (f"{root}/cachemgr/{folder(key)}" for root in _usable_roots(environ, []))
     return any(other.purpose == "compiling" for own in places_of_key for other in hold.others(own, launch, now=now))
 
 
@@ -207,6 +255,18 @@ def planned(environ: Mapping[str, str], domains: Sequence[Domain], key: Key) -> 
     root = live_root(environ)
     own = Path(root) / "cachemgr" / folder(key)
     return [_placed(domain, environ, str(own), root) for domain in domains]
+
+
+def live_targets(environ: Mapping[str, str], domains: Sequence[Domain]) -> list[Target]:
+    """Every live directory that is there now: those that launches share, and those of each key."""
+    found = [target for target in planned(environ, domains, Key("none")) if not target.ours]
+    for root in roots(environ):
+        with suppress(OSError):
+            for name in sorted(os.listdir(f"{root}/cachemgr")):
+                if from_folder(name.partition(".")[0]) is not None:
+                    own = f"{root}/cachemgr/{name}"
+                    found += [_placed(domain, {}, own, None) for domain in domains if not domain.usual_base]
+    return [target for target in found if os.path.isdir(target.directory)]
 
 
 def pins(targets: Sequence[Target]) -> dict[str, str]:

@@ -1,14 +1,53 @@
 """What an engine's log means for a launch: an observation for the record, reasons for people, evidence for blame."""
 
+from collections import Counter
 from collections.abc import Sequence
+
+import msgspec
 
 from cachemgr.blame import Death
 from cachemgr.capture import Entry, EntryVerdict, Observation
 from cachemgr.child import Ended
-from cachemgr.engine_log import AotEntry, Failure, Seen, paths_in
+from cachemgr.desk import Facts
+from cachemgr.seen import AotEntry, CompileDirectory, Seen
+from cachemgr.tracebacks import Failure, paths_in
 
 
-def observation(seen: Seen) -> Observation:
+def joined(seen: Seen, facts: Facts, ready_at: float | None) -> Seen:
+    """What a log says, with what the engine's processes said themselves: a log may be configured away.
+
+    `ready_at` is when all engines of this node had said that they are.
+    """
+    known = {entry.path for entry in seen.aot_entries}
+    silent = [
+        AotEntry(path, None, None, None, loaded=loaded) for path, loaded in facts.looked_up.items() if path not in known
+    ]
+    return msgspec.structs.replace(
+        seen,
+        aot_entries=(*seen.aot_entries, *silent),
+        engine_ready_at=ready_at if seen.engine_ready_at is None else seen.engine_ready_at,
+    )
+
+
+def desk_reasons(facts: Facts) -> list[str]:
+    """What a person should know about hooks: what a version has no place for, and what did not work."""
+    told = [f"this vLLM has no place for the hook `{name}`: entries come by key only" for name in facts.lacking]
+    told += [f"a hook failed: {name}" for name in facts.failed]
+    if facts.dropped:
+        told.append(f"{facts.dropped} messages of the engine's processes were dropped")
+    if facts.engines_more:
+        told.append(f"{facts.engines_more} more engines in one process: they use the directories of the first one")
+    return told
+
+
+def count_lost(errors: Counter[str], facts: Facts) -> None:
+    """Count what hooks could not do or tell under names of its own; a launch is told of more than once."""
+    for name, count in (("facts dropped", facts.dropped), ("hooks failed", len(facts.failed))):
+        if count:
+            errors[name] = count
+
+
+def observation(seen: Seen, facts: Facts | None = None) -> Observation:
     """The part of a log that is kept with the launch."""
     flash = None if seen.flash_attention is None else str(seen.flash_attention)
     return Observation(
@@ -20,15 +59,29 @@ def observation(seen: Seen) -> Observation:
         flash_attention=flash,
         graph_gib=seen.graph_gib,
         kv_cache_tokens=seen.kv_tokens,
+        compile_directories=tuple(sorted(map(_directory, seen.compile_directories))),
+        compile_ranges={name: round(seconds, 3) for name, seconds in seen.compile_ranges.items()},
+        autotune=seen.autotune,
         entries=tuple(_entry(entry) for entry in seen.aot_entries),
         missing=seen.missing,
+        counters={} if facts is None else facts.counters,
+        processes=0 if facts is None else facts.processes,
     )
 
 
 def _entry(entry: AotEntry) -> Entry:
     verdicts: dict[str, EntryVerdict] = {"loaded": "loaded", "rejected": "rejected"}
-    name = "/".join(part for part in (entry.entry, entry.tag, None if entry.rank is None else str(entry.rank)) if part)
-    return Entry(name or entry.path, verdicts.get(entry.verdict, "compiled"), entry.rejected)
+    return Entry(_name(entry) or entry.path, verdicts.get(entry.verdict, "compiled"), entry.rejected)
+
+
+def _directory(directory: CompileDirectory) -> str:
+    return directory.path if directory.entry is None else _name(directory)
+
+
+def _name(place: AotEntry | CompileDirectory) -> str:
+    """The engine's own name of one place of one rank; it has neither a root nor a host in it."""
+    parts = (place.entry, place.tag, None if place.rank is None else str(place.rank))
+    return "/".join(part for part in parts if part)
 
 
 def reasons(seen: Seen) -> list[str]:
@@ -61,6 +114,12 @@ def advice(seen: Seen) -> list[str]:
 def rejected(seen: Seen) -> dict[str, str]:
     """The entries that the engine did not take, and that are to blame themselves, with its reason."""
     return {each.entry: each.reason for each in seen.rejections if each.entry is not None and each.of_entry}
+
+
+def unseen_end(seen: Seen | None) -> Ended | None:
+    """The end of an engine whose exit code nobody could read: a failure, where it said so and had not been ready."""
+    failed = seen is not None and seen.ready_at is None and bool(seen.failures or seen.died_of)
+    return Ended(1, None, left_behind=False) if failed else None
 
 
 def death(ended: Ended, seen: Seen | None) -> Death:

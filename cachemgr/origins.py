@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from cachemgr import digest
+from cachemgr.beneath import read_plain
 from cachemgr.domains import Target
 from cachemgr.examine import units_of
 from cachemgr.observe import STAGE_PREFIX, Snapshot, scan
@@ -25,6 +26,7 @@ from cachemgr.places import make_directory, write_private
 
 _NOTES = "cachemgr/.origins"
 _ASIDE = "cachemgr/.aside"
+_LIMIT = 64 << 10
 _KEPT = "kept"
 """Below what is aside, as if a launch of that name had put it there: one copy of each entry of unknown origin whose
 place is taken. Launches that are killed again and again would fill the disk with more."""
@@ -206,6 +208,6 @@ def _moved(path: str, to: str) -> bool:
 
 def _read(path: Path) -> Note | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Note)
+        return msgspec.json.decode(read_plain(path, limit=_LIMIT), type=Note)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 MOUNTS = Path("/proc/self/mountinfo")
 _NETWORK = frozenset(
@@ -30,16 +31,27 @@ _NETWORK = frozenset(
         "wekafs",
     }
 )
+_MAX_LINKS = 40
 _LOCAL_FUSE = frozenset({"fuse.fuse-overlayfs", "fuse.overlayfs", "fuse.lxcfs", "fuseblk"})
 """FUSE file systems over local disks; every other one may be a bucket or another host."""
+_EXPORTED = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "fuse.glusterfs"})
+"""Network file systems whose mounts name a server and what it exports."""
+_LOOPBACK = ("127.", "localhost", "[::1]", "//127.", "//localhost")
+"""A tunnel that ends on this host, as that of Amazon EFS: behind it may be any server."""
 
 
 def usable(path: str | Path) -> bool:
     """Whether this process can write in the directory `path`, or make it."""
+    place = nearest(path)
+    return os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK)
+
+
+def nearest(path: str | Path) -> str:
+    """The path itself if something is there, else the nearest one above it where something is."""
     place = os.path.abspath(path)
     while not os.path.lexists(place):
         place = os.path.dirname(place)
-    return os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK)
+    return place
 
 
 def make_directory(path: str | Path, mode: int = 0o755) -> None:
@@ -67,18 +79,37 @@ def write_private(path: Path, data: bytes) -> None:
     make_directory(path.parent, 0o700)
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-    aside.rename(path)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        aside.rename(path)
+    except BaseException:  # a full disk, an interrupt
+        with suppress(OSError):
+            aside.unlink()
+        raise
 
 
 def spare(environ: Mapping[str, str]) -> Path | None:
-    """A directory below the temporary one that only this user can enter, or None when there is none to be had.
+    """A directory below the temporary one that only this user can enter, or None when there is none to be had."""
+    return private_in(spare_of(environ).parent)
 
-    The temporary directory belongs to everybody: a name in it may have been taken by somebody else on purpose, so what
-    is there must be a real directory, ours, and closed to others.
+
+def spare_of(environ: Mapping[str, str]) -> Path:
+    """Where `spare` is, whether or not it can be had."""
+    return _private(Path(environ.get("TMPDIR") or "/tmp"))  # noqa: S108 - checked before it is used
+
+
+def _private(directory: Path) -> Path:
+    return directory / f"cachemgr-{os.geteuid()}"
+
+
+def private_in(directory: Path) -> Path | None:
+    """A directory in one that others may write, which only this user can enter; None when there is none to be had.
+
+    A name in there may have been taken by somebody else on purpose, so what is there must be a real directory, ours,
+    and closed to others.
     """
-    path = Path(environ.get("TMPDIR") or "/tmp") / f"cachemgr-{os.geteuid()}"  # noqa: S108 - checked below
+    path = _private(directory)
     with suppress(OSError):
         with suppress(FileExistsError):
             path.mkdir(mode=0o700)
@@ -88,28 +119,107 @@ def spare(environ: Mapping[str, str]) -> Path | None:
     return None
 
 
+def exposure(path: str | Path, *, way: bool = True) -> str | None:
+    """Who else than this user and root can put something into the directory `path`, in a sentence; None for nobody.
+
+    With `way`, the directories above count as well: whoever may write in one of them can put another directory in the
+    place of the next, unless it is sticky. Links on the way are followed, and count as what their owner may change. A
+    directory that is missing yet will be ours.
+    """
+    pending, place, links = os.path.abspath(path).split("/"), "/", 0
+    while pending:
+        name = pending.pop(0)
+        following = os.path.normpath(os.path.join(place, name))
+        try:
+            found = os.lstat(following)
+        except OSError:
+            return None
+        fault = _exposed(following, found, last=not any(pending))
+        if fault is not None and (way or not any(pending)):
+            return fault
+        if not stat.S_ISLNK(found.st_mode):
+            place = following
+            continue
+        links += 1
+        if links > _MAX_LINKS:
+            return f"{path} leads through too many links"
+        target = os.readlink(following)
+        place = "/" if target.startswith("/") else place
+        pending = [*target.split("/"), *pending]
+    return None
+
+
+def _exposed(path: str, found: os.stat_result, *, last: bool) -> str | None:
+    if found.st_uid not in (0, os.geteuid()) and not _is_unmapped(found.st_uid):
+        return f"{path} belongs to user {found.st_uid}"
+    if stat.S_ISLNK(found.st_mode) or (found.st_mode & stat.S_ISVTX and not last):
+        return None
+    if found.st_mode & stat.S_IWOTH:
+        return f"{path} can be written by everybody"
+    # Where every user has a group of the same number, that group is nobody else.
+    if found.st_mode & stat.S_IWGRP and not found.st_gid == os.getegid() == os.geteuid():
+        return f"{path} can be written by group {found.st_gid}"
+    return None
+
+
+def _is_unmapped(user: int) -> bool:
+    """Whether this is how a user outside of our user namespace looks: nobody in it can become that user."""
+    try:
+        overflow = int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii"))
+        mapped = Path("/proc/self/uid_map").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return False
+    return user == overflow and mapped != ["0", "0", "4294967295"]
+
+
 def network_file_system(path: str | Path, mounts: Path = MOUNTS) -> str | None:
     """The type of the file system under `path` if it is a network's or a bucket's, else None."""
-    kind = _type_at(os.path.realpath(path), mounts)
+    kind = _mount_at(os.path.realpath(path), mounts).kind
     if kind in _NETWORK or (kind.startswith("fuse") and kind not in _LOCAL_FUSE):
         return kind
     return None
 
 
-def _type_at(path: str, mounts: Path) -> str:
-    """The type of the innermost mount above `path` (proc(5), mountinfo); of two on one place the later one shows."""
+def file_system(path: str | Path, mounts: Path = MOUNTS) -> str:
+    """The type of the file system under `path`, such as `ext4`; empty where it cannot be told."""
+    return _mount_at(os.path.realpath(path), mounts).kind
+
+
+def exported_place(path: str | Path, mounts: Path = MOUNTS) -> str | None:
+    """What hosts that share a file system of a network call `path` alike, such as `server:/export/caches`, wherever
+    each of them has mounted it; None for a local one, and where mounts of different servers may look alike."""
+    real = os.path.realpath(path)
+    mount = _mount_at(real, mounts)
+    if mount.kind not in _EXPORTED or mount.source.startswith(_LOOPBACK):
+        return None
+    inside = os.path.relpath(real, mount.point)
+    return os.path.normpath(f"{mount.source}/{mount.root}/{inside}")
+
+
+class _Mount(NamedTuple):
+    """A line of mountinfo (proc(5)): type, what is mounted, which directory of it, and where."""
+
+    kind: str = ""
+    source: str = ""
+    root: str = ""
+    point: str = ""
+
+
+def _mount_at(path: str, mounts: Path) -> _Mount:
+    """The innermost mount above `path`; of two on one place the later one shows. Empty where it cannot be told."""
     try:
         lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
-        return ""
-    best, kind = "", ""
+        return _Mount()
+    best = _Mount()
     for line in lines:
         fields, _dash, rest = line.partition(" - ")
-        point = _unescaped(fields.split()[4])
+        _id, _parent, _device, root, point = map(_unescaped, fields.split()[:5])
         inside = path == point or path.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best):
-            best, kind = point, rest.split()[0]
-    return kind
+        if inside and len(point) >= len(best.point):
+            kind, source = map(_unescaped, [*rest.split(), ""][:2])
+            best = _Mount(kind, source, root, point)
+    return best
 
 
 def _unescaped(text: str) -> str:

@@ -41,7 +41,8 @@ class Prepared:
 
 
 class Preparation:
-    """What preparing needs to know. `notes` takes what had to be done differently."""
+    """What preparing needs to know: `closed` asks for directories that no other user can write to, `notes` takes what
+    had to be done differently."""
 
     def __init__(
         self,
@@ -49,11 +50,12 @@ class Preparation:
         domains: Sequence[Domain],
         claim: Claim,
         *,
+        closed: bool = False,
         now_ns: Callable[[], int],
         notes: list[str],
     ) -> None:
         self._environ, self._domains, self._claim = environ, domains, claim
-        self._now_ns, self._notes = now_ns, notes
+        self._closed, self._now_ns, self._notes = closed, now_ns, notes
 
     def enter(self) -> Prepared:
         """Take the live directories."""
@@ -108,7 +110,15 @@ class Preparation:
         return Prepared(self._room(alone=True), self._claim, self._now_ns)
 
     def _room(self, *, alone: bool) -> Room:
-        return live.enter(self._environ, self._domains, self._claim, alone=alone, now=self._now(), notes=self._notes)
+        return live.enter(
+            self._environ,
+            self._domains,
+            self._claim,
+            alone=alone,
+            closed=self._closed,
+            now=self._now(),
+            notes=self._notes,
+        )
 
     def _in_use(self, prepared: Prepared) -> bool:
         return prepared.room.shared(self._claim.launch, now=self._now())

@@ -5,35 +5,20 @@ the key has. Nothing is replaced. Bytes that were read last time and did not cha
 is stored already is recognised by its units alone.
 """
 
-import errno
-import os
-import uuid
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import BinaryIO
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from cachemgr import layer
-from cachemgr.capture import LAYOUT, File, Layer, Manifest, Section, Unit
+from cachemgr.budget import Budget
+from cachemgr.capture import LAYOUT, Layer, Manifest, Names
 from cachemgr.digest import Digest
-from cachemgr.domains.relocation import CannotTravelError
-from cachemgr.errors import StoreError
-from cachemgr.examine import Tree, UnfitError, examine, siblings_of, units_of
+from cachemgr.examine import Tree, units_of
 from cachemgr.key import Relations, broken, misplaced
+from cachemgr.packing import OverBudgetError, Packing, Refused
 from cachemgr.statcache import StatCache
 from cachemgr.store import Store, layout
-from cachemgr.store.captures import Capture, captures, commit, has_layers
-
-
-class Refused(msgspec.Struct, frozen=True):
-    """A unit that was left out, and why."""
-
-    domain: str
-    unit: str
-    reason: str
+from cachemgr.store.captures import Capture, Judge, Marks, captures, commit, has_layers, no_marks
 
 
 class Published(msgspec.Struct, frozen=True):
@@ -47,6 +32,8 @@ class Published(msgspec.Struct, frozen=True):
     refused: tuple[Refused, ...]
     reason: str
     """Why there is no capture, or nothing."""
+    no_room: bool = False
+    """Whether that is because the budget leaves too little."""
 
 
 def publish(
@@ -57,8 +44,11 @@ def publish(
     *,
     near: Sequence[Capture],
     ranks: Collection[str] = (),
+    budget: Budget | None = None,
     now_ns: int,
     without: frozenset[Digest] = frozenset(),
+    judge: Judge | None = None,
+    marks: Marks = no_marks,
 ) -> Published:
     """Commit what `trees` hold that no complete capture of the key has, of those that this host could use.
 
@@ -68,35 +58,36 @@ def publish(
         near: captures of another key whose layers may be the same.
         ranks: names of the ranks that ran here. Of a launch that did not get ready, a unit that has ranks is captured
             with all of these or not at all.
+        budget: what the store may still take; None for as much as there is.
         now_ns: the time, for the stat cache and the grace of layers.
         without: captures that are in quarantine here: what they have is published again.
+        judge: what it refuses is published again as well.
+        marks: what to put beside the manifest.
 
     Raises:
         StoreError: the store could not be written; nothing is visible then.
         CorruptError: the store is not one of ours, or of a newer layout; it is left alone.
     """
     layout.ensure_layout(store)
-    own = [capture for capture in captures(store, draft.key, [], without=without) if has_layers(store, capture)]
+    there = captures(store, draft.key, [], without=without, judge=judge)
+    own = [capture for capture in there if has_layers(store, capture)]
     have = _stored_units([capture for capture in own if _serves(capture, draft.needs)])
-    refused: list[Refused] = []
-    wanted = {
-        tree.domain.name: _new_units(
-            tree, have[tree.domain.name], () if draft.complete else ranks, cache, refused, now_ns=now_ns
-        )
-        for tree in trees
-    }
-    packed = _Packed(store, trees, [*own, *near])
+    packing = Packing(store, trees, [*own, *near], cache, budget, now_ns=now_ns)
     try:
-        made = packed.layer(wanted, refused)
+        for tree in trees:
+            _add_new_units(packing, tree, have[tree.domain.name], () if draft.complete else ranks)
+        made, refused = packing.layer(), tuple(packing.refused)
         if made is None:
-            return Published(None, 0, 0, 0, tuple(refused), "nothing new to capture")
+            return Published(None, 0, 0, 0, refused, "nothing new to capture")
         manifest = msgspec.structs.replace(draft, layout=LAYOUT, layers=(made,), entries=_entries(made, trees))
-        capture = commit(store, manifest, packed.paths, now=now_ns / 1e9)
+        capture = commit(store, manifest, packing.paths, now=now_ns / 1e9, marks=marks)
+    except OverBudgetError as over:
+        return Published(None, 0, 0, 0, tuple(packing.refused), str(over), no_room=True)
     finally:
-        packed.discard()
+        packing.discard()
     files = list(made.files())
-    stored = made.size if made.digest in packed.paths else 0
-    return Published(capture, len(files), sum(file.size for file in files), stored, tuple(refused), "")
+    stored = made.size if made.digest in packing.paths else 0
+    return Published(capture, len(files), sum(file.size for file in files), stored, refused, "")
 
 
 def _serves(capture: Capture, host: Relations) -> bool:
@@ -114,116 +105,17 @@ def _stored_units(own: Sequence[Capture]) -> dict[str, dict[str, list[set[str]]]
     return have
 
 
-def _new_units(
-    tree: Tree,
-    have: Mapping[str, list[set[str]]],
-    ranks: Collection[str],
-    cache: StatCache,
-    refused: list[Refused],
-    *,
-    now_ns: int,
-) -> list[Unit]:
-    found = []
+def _add_new_units(packing: Packing, tree: Tree, have: Mapping[str, list[set[str]]], ranks: Collection[str]) -> None:
+    """Add what was touched and no capture has, unless it lacks a rank."""
+    names = Names()
     for name, paths in units_of(tree.domain, tree.seen).items():
         if tree.touched.isdisjoint(paths) or any(stored.issuperset(paths) for stored in have.get(name, ())):
             continue
         ranked = tree.domain.ranks_of(name, paths)
         if ranked and (missing := sorted(set(ranks) - ranked)):
-            refused.append(Refused(tree.domain.name, name, f"has nothing of {', '.join(missing)}"))
+            packing.refuse(tree, name, f"has nothing of {', '.join(missing)}")
             continue
-        try:
-            found.append(examine(tree, name, paths, cache, now_ns=now_ns))
-        except UnfitError as fault:
-            refused.append(Refused(tree.domain.name, name, str(fault)))
-    return found
-
-
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-
-
-def _created(path: Path) -> BinaryIO:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    return os.fdopen(descriptor, "wb")
-
-
-class _Packed:
-    """A layer packed into the store's scratch directory until it is committed."""
-
-    def __init__(self, store: Store, trees: Sequence[Tree], known: Sequence[Capture]) -> None:
-        self._store = store
-        self._trees = {tree.domain.name: tree for tree in trees}
-        self._known = {held.sections: held for capture in known for held in capture.manifest.layers}
-        self.paths: dict[Digest, Path] = {}
-
-    def layer(self, wanted: Mapping[str, Sequence[Unit]], refused: list[Refused]) -> Layer | None:
-        """Pack these units, or find the layer that has exactly them; None when there are none."""
-        remaining = {domain: list(units) for domain, units in wanted.items()}
-        while True:
-            sections = tuple(Section(domain, tuple(units)) for domain, units in sorted(remaining.items()) if units)
-            if not sections:
-                return None
-            known = self._known.get(sections)
-            if known is not None and self._store.has(layout.layer_name(known.digest)):
-                return known
-            try:
-                return self._pack(sections)
-            except layer.ChangedError as fault:
-                refused.append(Refused(fault.domain, fault.unit.name, str(fault)))
-                remaining[fault.domain].remove(fault.unit)
-
-    def _pack(self, sections: tuple[Section, ...]) -> Layer:
-        path = self._store.scratch() / uuid.uuid4().hex
-        try:
-            with _created(path) as target:
-                packed = layer.pack(sections, _Source(self._trees, sections), target)
-        except OSError as error:
-            path.unlink(missing_ok=True)
-            hint = "free space there, or set CACHEMGR_STORE to another file system" if error.errno in _FULL else None
-            raise StoreError(f"cannot write a layer to {self._store}: {error.strerror or error}", hint=hint) from None
-        except layer.ChangedError:
-            path.unlink()
-            raise
-        self.paths[packed.digest] = path
-        return packed
-
-    def discard(self) -> None:
-        """Remove what `commit` did not take."""
-        for path in self.paths.values():
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
-
-
-class _Source:
-    """Stored bytes of live files, detached where they are relocated."""
-
-    def __init__(self, trees: Mapping[str, Tree], sections: Sequence[Section]) -> None:
-        self._trees = trees
-        self._units = {
-            (section.domain, file.path): unit for section in sections for unit in section.units for file in unit.files
-        }
-        self._unit: Unit | None = None
-        self._names: Mapping[str, set[str]] = {}
-
-    def __call__(self, domain: str, file: File) -> Iterator[bytes]:
-        unit = self._units[domain, file.path]
-        try:
-            yield from self._bytes(self._trees[domain], unit, file)
-        except (OSError, CannotTravelError):
-            raise layer.ChangedError(domain, unit, file) from None
-
-    def _bytes(self, tree: Tree, unit: Unit, file: File) -> Iterator[bytes]:
-        live = f"{tree.directory}/{file.path}"
-        relocation = tree.domain.relocation_of(file.path) if file.relocated else None
-        if relocation is None:
-            return layer.read_file(live)
-        siblings = self._siblings_in(unit)[file.path.rpartition("/")[0]]
-        return iter((relocation.detach(b"".join(layer.read_file(live)), siblings),))
-
-    def _siblings_in(self, unit: Unit) -> Mapping[str, set[str]]:
-        """Remembered for one unit, since files come unit by unit: a unit may hold thousands of relocated ones."""
-        if unit is not self._unit:
-            self._unit, self._names = unit, siblings_of([member.path for member in unit.files])
-        return self._names
+        packing.add(tree, name, paths, names)
 
 
 def _entries(made: Layer, trees: Sequence[Tree]) -> tuple[str, ...]:

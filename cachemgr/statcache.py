@@ -10,11 +10,13 @@ from pathlib import Path
 
 import msgspec
 
+from cachemgr.beneath import read_plain
 from cachemgr.capture import File
 from cachemgr.observe import Seen
 from cachemgr.places import write_private
 
 _RACY_NS = 2_000_000_000
+_LIMIT = 256 << 20
 
 
 class _Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -35,7 +37,7 @@ class StatCache:
     def load(cls, path: Path) -> "StatCache":
         """Read the cache file `path`."""
         try:
-            return cls(msgspec.msgpack.decode(path.read_bytes(), type=dict[str, _Entry]))
+            return cls(msgspec.msgpack.decode(read_plain(path, limit=_LIMIT), type=dict[str, _Entry]))
         except (OSError, msgspec.MsgspecError, ValueError):
             return cls({})
 

@@ -7,7 +7,8 @@ from typing import TypeVar
 from cachemgr.bounded import within
 from cachemgr.cache import Cache
 from cachemgr.clock import Clock
-from cachemgr.errors import CacheError, CannotExecuteError, DeadlineError, LaunchError, NoSuchCommandError
+from cachemgr.errors import CacheError, CannotExecuteError, DeadlineError, LaunchError, MirrorError, NoSuchCommandError
+from cachemgr.store import Store
 
 T = TypeVar("T")
 
@@ -49,6 +50,8 @@ class Trouble:
 
     def _note(self, name: str, error: Exception) -> None:
         self.errors[name] += 1
+        if isinstance(error, DeadlineError):
+            self.errors[error.word] += 1  # too late is not broken, and `why` tells them apart
         self.say(f"{name} failed: {_reason(error)}")
 
     def say(self, line: str) -> None:
@@ -60,40 +63,53 @@ class Trouble:
         lines, self._lines = tuple(self._lines), []
         return lines
 
+    def tell(self, note: Callable[[str], None]) -> None:
+        """Have a person told, where there is nothing else to say."""
+        for line in self.lines():
+            self.survive("telling", None, lambda line=line: note(line))  # type: ignore[misc]
+
 
 def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, CacheError) else f"{type(error).__name__}: {error}"
 
 
+_SILENT = frozenset({"unreachable", "unresolved", "stalled", "no credentials"})
+"""What a mirror answers that cost its time, and will the next time."""
+
+
 class Patience:
-    """Asks the store, for so long and no longer; once it did not answer, not again for a while."""
+    """Asks a store, for so long and no longer; once it did not answer, not again for a while."""
 
     def __init__(self, cache: Cache, clock: Clock, trouble: Trouble) -> None:
         self._cache, self._clock, self._trouble = cache, clock, trouble
-        self._rests: bool | None = None
+        self._rests: dict[str, bool] = {}
 
-    def ask(self, name: str, default: T, step: Callable[[], T], *, seconds: float) -> T:
-        """What `step` returns, or `default` when it fails, takes longer than `seconds`, or the store is left alone."""
-        if self.rests():
+    def ask(self, name: str, default: T, step: Callable[[], T], *, seconds: float, store: Store | None = None) -> T:
+        """What `step` returns, or `default` when it fails, takes longer than `seconds`, or the store is left alone:
+        `store`, or else the local one."""
+        asked = store or self._cache.store
+        if self.rests(asked):
             return default
-        return self._trouble.attempt(name, default, lambda: self._within(name, step, seconds))
+        return self._trouble.attempt(name, default, lambda: self._within(name, step, seconds, asked))
 
-    def rests(self) -> bool:
-        """Whether the store is left alone; said once."""
-        if self._rests is None:
-            left = self._cache.rests(self._clock.now_ns() / 1e9)
-            self._rests = left > 0
-            if self._rests:
-                self._trouble.say(f"{self._cache.store} did not answer in time and is left alone for {left:.0f} s")
+    def rests(self, store: Store) -> bool:
+        """Whether a store is left alone; said once."""
+        if str(store) not in self._rests:
+            left = self._cache.rests(store, self._clock.now_ns() / 1e9)
+            self._rests[str(store)] = left > 0
+            if left > 0:
+                self._trouble.say(f"{store} did not answer in time and is left alone for {left:.0f} s")
                 self._trouble.errors["store left alone"] += 1
-        return self._rests
+        return self._rests[str(store)]
 
-    def _within(self, name: str, step: Callable[[], T], seconds: float) -> T:
+    def _within(self, name: str, step: Callable[[], T], seconds: float, store: Store) -> T:
         if seconds <= 0:  # somebody else took the time
             raise DeadlineError(f"no time is left for {name}")
         try:
-            return within(seconds, f"{name} in {self._cache.store}", step)
-        except DeadlineError:
-            self._rests = True
-            self._cache.let_rest(self._clock.now_ns() / 1e9)
+            return within(seconds, f"{name} in {store}", step)
+        except (DeadlineError, MirrorError) as error:
+            if isinstance(error, MirrorError) and error.word not in _SILENT:
+                raise
+            self._rests[str(store)] = True
+            self._cache.let_rest(store, self._clock.now_ns() / 1e9)
             raise

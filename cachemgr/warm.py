@@ -1,15 +1,17 @@
 """The warm journey: put an artifact's files where the engine will look."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
 from cachemgr import layer as layers
+from cachemgr.budget import Budget, needed
 from cachemgr.capture import File, Layer, Unit
 from cachemgr.digest import Digest
 from cachemgr.domains import Domain, Target
-from cachemgr.errors import CorruptError, DeadlineError, NotFoundError, StoreError
-from cachemgr.observe import Seen, Snapshot, scan
+from cachemgr.errors import CorruptError, DeadlineError, NotFoundError, StoreError, UntrustedError
+from cachemgr.observe import STAGE_PREFIX, Seen, Snapshot, scan
 from cachemgr.stage import Stage
 from cachemgr.store import Store, layout
 from cachemgr.store.captures import Capture
@@ -27,6 +29,10 @@ class Restored(msgspec.Struct, frozen=True):
     damaged: tuple["Damage", ...] = ()
     digests: dict[str, dict[str, Digest]] = {}
     """Per domain, of the offered files as they are stored."""
+    read_bytes: int = 0
+    """Of the layers that were opened for it, as they are stored."""
+    pulled_bytes: int | None = 0
+    """What came from a mirror for it; None where that is not known."""
 
 
 class Damage(msgspec.Struct, frozen=True):
@@ -62,6 +68,15 @@ def choose(
     return chosen
 
 
+def sources(artifact: Sequence[Capture], domains: Iterable[Domain], ranks: Collection[str]) -> tuple[Capture, ...]:
+    """The captures that a restore of these domains takes units from, if none of them is there yet."""
+    taken: set[int] = set()
+    for domain in domains:
+        serves = partial(_serves, domain, ranks=ranks)
+        taken.update(id(layer) for layer, _unit in choose(artifact, domain.name, serves).values())
+    return tuple(capture for capture in artifact if any(id(layer) in taken for layer in capture.manifest.layers))
+
+
 def _paths(unit: Unit) -> set[str]:
     return {file.path for file in unit.files}
 
@@ -73,9 +88,11 @@ def restore(
     *,
     trees: bool,
     ranks: Collection[str] = (),
+    budget: Budget | None = None,
     launch: str,
     now_ns: int,
     expired: Callable[[], bool],
+    only: Callable[[Unit], bool] = lambda _unit: True,
 ) -> Restored:
     """Put the artifact's units into the live directories.
 
@@ -87,26 +104,44 @@ def restore(
         trees: whether domains count in which the engine picks by a key that is blind to some factors.
         ranks: names of the ranks that will run here. A unit that has ranks must have been made by these: an engine
             that finds only some compiles on one rank while the others wait.
+        budget: what live directories may still take; None for as much as there is. Domains are taken in the order of
+            `targets` while they fit.
         launch: names the staging directories.
         now_ns: modification time of restored files, in domains that keep none.
         expired: asked between files; once true, what is not placed yet stays out.
+        only: the units that are wanted.
+
+    Raises:
+        UntrustedError: a capture was read without asking whether it may be used.
     """
+    if any(capture.standing is None for capture in artifact):
+        raise UntrustedError("nobody was asked whether these captures may be used")
     reasons: list[str] = []
     plans: list[_Plan] = []
+
+    def suits(domain: Domain, capture: Capture, unit: Unit) -> bool:
+        return only(unit) and _serves(domain, capture, unit, ranks)
+
     for target in targets:
         if target.domain.content_keyed or trees:
             stage = Stage(target, launch=launch, now_ns=now_ns, expired=expired)
-            plans.append(_Plan(target, artifact, stage, ranks, reasons))
+            plans.append(_Plan(target, artifact, stage, suits, reasons))
         elif any(capture.manifest.section(target.domain.name) for capture in artifact):
             reasons.append(f"{target.domain.name} left out: the engine is blind to what differs")
+    reasons.extend(
+        f"{plan.target.domain.name}: nothing is stored yet of {', '.join(sorted(ranks))}"
+        for plan in plans
+        if ranks and not plan.chosen and any(capture.manifest.section(plan.target.domain.name) for capture in artifact)
+    )
     try:
-        damaged = _stage_layers(store, artifact, plans)
+        _keep_within(budget, plans)
+        damaged, read_bytes = _stage_layers(store, artifact, plans)
         for plan in plans:
             plan.publish(expired)
     finally:
         for plan in plans:
             plan.stage.discard()
-    return _restored(plans, reasons, damaged)
+    return msgspec.structs.replace(_restored(plans, reasons, damaged), read_bytes=read_bytes)
 
 
 def _serves(domain: Domain, capture: Capture, unit: Unit, ranks: Collection[str]) -> bool:
@@ -132,12 +167,12 @@ class _Plan:
         target: Target,
         artifact: Sequence[Capture],
         stage: Stage,
-        ranks: Collection[str],
+        suits: Callable[[Domain, Capture, Unit], bool],
         reasons: list[str],
     ) -> None:
         domain = target.domain
         self.target, self.stage = target, stage
-        chosen = choose(artifact, domain.name, lambda capture, unit: _serves(domain, capture, unit, ranks))
+        chosen = choose(artifact, domain.name, lambda capture, unit: suits(domain, capture, unit))
         self.chosen = _fitting(domain, chosen, reasons)
         live = scan(target.directory, domain.travels) if self.chosen else {}
         self.present, self.missing = _against_live(target, self.chosen, live, reasons)
@@ -155,10 +190,14 @@ class _Plan:
             wanted.setdefault(id(layer), (layer, set()))[1].add(unit.name)
         return list(wanted.values())
 
+    def sizes(self) -> list[int]:
+        """The sizes of the files that are missing."""
+        return [file.size for unit in self.missing for file in unit.files]
+
     def require_space(self) -> None:
-        files = [file for unit in self.missing for file in unit.files]
+        missing = self.sizes()
         try:
-            self.stage.require_space(sum(file.size for file in files), len(files))
+            self.stage.require_space(sum(missing), len(missing))
         except _OWN_FAILURES as error:
             self._fail(error)
 
@@ -201,8 +240,22 @@ class _Plan:
                 self._fail(error)
 
 
-def _stage_layers(store: Store, artifact: Sequence[Capture], plans: Sequence[_Plan]) -> list[Damage]:
-    """Unpack each layer once, for all domains that need it."""
+def _keep_within(budget: Budget | None, plans: Sequence[_Plan]) -> None:
+    """Leave out the domains that the budget has no room for."""
+    wanting = [plan for plan in plans if plan.missing]
+    left = budget.left() if budget is not None and wanting else None
+    if budget is None or left is None:
+        return
+    for plan in wanting:
+        size = needed(plan.sizes())
+        if size > left:
+            plan.failure = budget.refusal(left)
+        else:
+            left -= size
+
+
+def _stage_layers(store: Store, artifact: Sequence[Capture], plans: Sequence[_Plan]) -> tuple[list[Damage], int]:
+    """Unpack each layer once, for all domains that need it; what is damaged, and the bytes that were read."""
     wanted: dict[int, tuple[Layer, dict[str, tuple[_Plan, set[str]]]]] = {}
     for plan in plans:
         plan.require_space()
@@ -216,7 +269,7 @@ def _stage_layers(store: Store, artifact: Sequence[Capture], plans: Sequence[_Pl
             damaged.extend(Damage(holder, layer.digest, str(failure)) for holder in holders)
         for plan, _units in by_domain.values():
             plan.failure = plan.failure or (None if failure is None else str(failure))
-    return damaged
+    return damaged, sum(layer.size for layer, _by_domain in wanted.values())
 
 
 def _stage_layer(
@@ -260,11 +313,17 @@ def _fitting(domain: Domain, chosen: Chosen, reasons: list[str]) -> Chosen:
     fitting = {
         name: (layer, unit)
         for name, (layer, unit) in chosen.items()
-        if all(domain.travels(file.path) and domain.unit_of(file.path) == name for file in unit.files)
+        if all(_fits(domain, name, file.path) for file in unit.files)
     }
     if len(fitting) < len(chosen):
         reasons.append(f"{domain.name}: {len(chosen) - len(fitting)} units left out, {domain.name} has no such files")
     return fitting
+
+
+def _fits(domain: Domain, unit: str, path: str) -> bool:
+    """No name of ours either: no scan would see what is there."""
+    hidden = path.startswith(STAGE_PREFIX) or f"/{STAGE_PREFIX}" in path
+    return not hidden and domain.travels(path) and domain.unit_of(path) == unit
 
 
 def _against_live(target: Target, chosen: Chosen, live: Snapshot, reasons: list[str]) -> tuple[list[Unit], list[Unit]]:

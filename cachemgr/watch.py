@@ -1,5 +1,6 @@
 """Watching a launch: what its command has used and added so far, and whether it has come to rest."""
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
@@ -11,11 +12,21 @@ from cachemgr.domains import Target
 from cachemgr.domains.relocation import CannotTravelError
 from cachemgr.examine import Tree
 
-QUIET_SECONDS = 10.0
-"""After a ready sign, how long nothing may change before a capture is made."""
-REST_SECONDS = 60.0
-"""The same without a ready sign: compiling one graph can take a while in which no file appears."""
-_LOOK_SECONDS = 5.0
+
+class Pace(msgspec.Struct, frozen=True):
+    """How soon a running command is taken to rest; in seconds."""
+
+    look: float
+    """Between two looks at its directories."""
+    quiet: float
+    """After a ready sign, how long nothing may change before a capture is made."""
+    rest: float
+    """The same without a ready sign: compiling one graph can take a while in which no file appears."""
+
+
+CALM = Pace(look=5.0, quiet=10.0, rest=60.0)
+HURRIED = Pace(look=1.0, quiet=2.0, rest=60.0)
+"""Where other machines wait for the capture. What comes after it is captured at the end."""
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -25,6 +36,8 @@ class Work(msgspec.Struct, frozen=True):
     added: dict[str, int]
     """Per domain, files that travel and are new or changed."""
     verdict: Verdict
+    examples: tuple[str, ...] = ()
+    """The path of one such file per domain that has any, below the domain's name."""
 
     @property
     def grown(self) -> int:
@@ -58,8 +71,9 @@ class Watch:
         elsewhere: Callable[[Target, observe.Snapshot], frozenset[str]] = lambda _target, _new: frozenset(),
     ) -> None:
         self._targets = targets
-        self._offered = offered
-        self._digests = digests
+        self._offered = dict(offered)
+        self._digests = {domain: dict(files) for domain, files in digests.items()}
+        self._lock = threading.Lock()
         self._elsewhere = elsewhere
         self._same: dict[tuple[str, str, observe.Seen], bool] = {}
         self._before = [
@@ -75,6 +89,24 @@ class Watch:
         self._there = [{target.domain.unit_of(path) for path in self._before[at]} for at, target in enumerate(targets)]
         self._forget_listings()
 
+    def offer(self, offered: Mapping[str, frozenset[str]], digests: Mapping[str, Mapping[str, Digest]]) -> None:
+        """These files were put there while the command ran, because it asked for them."""
+        with self._lock:
+            for index, target in enumerate(self._targets):
+                paths = offered.get(target.domain.name, frozenset())
+                if paths:
+                    self._offer(index, target, paths)
+                    self._digests.setdefault(target.domain.name, {}).update(digests.get(target.domain.name, {}))
+
+    def _offer(self, index: int, target: Target, paths: frozenset[str]) -> None:
+        units = {target.domain.unit_of(path) for path in paths}
+        before, now = self._before[index], observe.scan(target.directory, target.domain.travels)
+        fresh = {path: now[path] for path in paths if path in now and path not in before}
+        self._before[index] = {**before, **observe.forget_reads(target.directory, fresh)}
+        self._offered[target.domain.name] = self._offered.get(target.domain.name, frozenset()) | paths
+        self._there[index] |= units
+        self._folders[index] |= {target.domain.unit_of(path) for path in paths if "/" in path}
+
     def leave_out(self, units: Mapping[str, frozenset[str]]) -> None:
         """These units (by domain) appear or appeared without the command's doing."""
         for domain, names in units.items():
@@ -89,8 +121,13 @@ class Watch:
 
         `settled_since` is an earlier look: units that changed since then are left out, because somebody writes them.
         """
+        with self._lock:
+            return self._work(settled_since)
+
+    def _work(self, settled_since: "Work | None") -> Work:
         trees: list[Tree] = []
         added: dict[str, int] = {}
+        examples: list[str] = []
         offered = read = 0
         known = True
         for index, target in enumerate(self._targets):
@@ -102,6 +139,7 @@ class Watch:
             growth = msgspec.structs.replace(growth, added=growth.added - again)
             ours = self._offered.get(target.domain.name, frozenset())
             added[target.domain.name] = len(growth.added)
+            examples += [f"{target.domain.name}/{min(growth.added)}"] if growth.added else []
             offered += len(ours)
             known = known and growth.read is not None
             read += len(ours & (growth.read or frozenset()))
@@ -109,7 +147,8 @@ class Watch:
             tree = Tree(target.domain, target.directory, after, touched)
             trees.append(tree if settled_since is None else _settled(tree, settled_since.trees[index]))
         self._forget_listings()
-        return Work(tuple(trees), added, observe.verdict(offered, read if known else None, sum(added.values())))
+        said = observe.verdict(offered, read if known else None, sum(added.values()))
+        return Work(tuple(trees), added, said, tuple(examples))
 
     def _is_again(self, target: Target, path: str, after: observe.Snapshot) -> bool:
         """Whether a file that was written has the bytes that were offered under its name."""
@@ -176,15 +215,16 @@ def _same(now: observe.Seen | None, then: observe.Seen | None) -> bool:
 class Rest:
     """Decides when a running command has come to rest: ready and quiet, or at least quiet for long."""
 
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
+    def __init__(self, watch: Watch, pace: Callable[[], Pace]) -> None:
+        self._watch, self._pace = watch, pace
         self._looked = 0.0
         self._changed = 0.0
         self._last: Work | None = None
 
     def reached(self, now: float, *, ready: bool) -> Work | None:
         """The work of a command that rests, else None. `now` in monotonic seconds; asked about once a second."""
-        if now - self._looked < _LOOK_SECONDS:
+        pace = self._pace()
+        if now - self._looked < pace.look:
             return None
         self._looked = now
         work = self._watch.work()
@@ -193,7 +233,7 @@ class Rest:
         ):
             self._changed = now
         self._last = work
-        wanted = QUIET_SECONDS if ready else REST_SECONDS
+        wanted = pace.quiet if ready else pace.rest
         rests = now - self._changed >= wanted and (ready or work.grown > 0)
         return work if rests else None
 

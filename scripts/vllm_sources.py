@@ -1,9 +1,10 @@
 """Fetch the Python sources of released vLLM wheels, and nothing else: facts about vLLM are tested against these.
 
-    python scripts/vllm_sources.py DIRECTORY VERSION...
+    python scripts/vllm_sources.py DIRECTORY [VERSION...]
 
-makes DIRECTORY/<version>/vllm/**.py. A wheel is 300 MB of machine code around 15 MB of Python, so its members are read
-by ranged requests, and each is checked against its checksum. What lies in DIRECTORY is not fetched again.
+makes DIRECTORY/<version>/vllm/**.py, of all versions that `scripts/vllm_facts.py` names if none is given. A wheel is
+300 MB of machine code around 15 MB of Python, so its members are read by ranged requests, and each is checked against
+its checksum. What lies in DIRECTORY is not fetched again.
 """
 
 import io
@@ -14,6 +15,8 @@ import urllib.request
 import zipfile
 from pathlib import Path
 
+from vllm_facts import VERSIONS
+
 INDEX = os.environ.get("VLLM_SOURCES_INDEX", "https://pypi.org/simple/vllm/")
 SUFFIX = "manylinux_2_28_x86_64.whl"
 _AHEAD = 1 << 20
@@ -21,11 +24,11 @@ _SECONDS = 60
 
 
 def main() -> int:
-    if len(sys.argv) < 3:
+    if len(sys.argv) < 2:
         print(__doc__, file=sys.stderr)
         return 2
     directory, *versions = sys.argv[1:]
-    wanted = [version for version in versions if not (Path(directory) / version).is_dir()]
+    wanted = [version for version in versions or VERSIONS if not (Path(directory) / version).is_dir()]
     try:
         addresses = released() if wanted else {}
         for version in wanted:

@@ -10,9 +10,16 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
+
+from cachemgr.store import records
+from cachemgr.store.local import LocalStore
 
 STAND_IN = '''\
 """Compiles nothing, and keeps a cache as Inductor does. Arguments: names of graphs."""
@@ -97,7 +104,7 @@ class Machine:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=300,
         )
         assert code is None or done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
@@ -162,3 +169,17 @@ class Fleet:
 
     def command(self, *arguments: str) -> tuple[str, ...]:
         return (sys.executable, self.program, *arguments)
+
+
+def launches_in(store: Path) -> list[dict[str, Any]]:
+    """The launch records of a store, oldest first, each once; some may have been rolled up."""
+    found = [msgspec.to_builtins(launch) for launch in records.launches(LocalStore(store))]
+    return sorted(found, key=lambda record: (record["started"], record["launch"]))
+
+
+def wait_for(holds: Callable[[], object], seconds: float = 60.0) -> None:
+    """Until something holds; an AssertionError where it does not come to that."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.02)

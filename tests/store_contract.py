@@ -3,6 +3,7 @@
 A subclass provides the fixtures `store`, `broken` (a store whose place fails whatever is asked of it) and `age`.
 """
 
+import io
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,9 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from cachemgr.capture import encode_launch
 from cachemgr.errors import CorruptError, NotFoundError, StoreError
-from cachemgr.store import Store
-from tests.stores import contents, spool
+from cachemgr.key import Key
+from cachemgr.process import this_process
+from cachemgr.store import Store, records
+from cachemgr.store.claims import InStore, Owner
+from tests.stores import Spoilt, contents, spool
+from tests.test_capture import launch_named
 
 Age = Callable[[str, float], None]
 """Makes an object look this many seconds older."""
@@ -39,6 +45,7 @@ HOSTILE = [
     "a/.hidden",
 ]
 LIMIT = 1 << 20
+KEY = Key("k1:" + "0" * 32)
 
 
 class StoreContract:
@@ -63,6 +70,15 @@ class StoreContract:
             assert stream.read(4) == b"0123"
             stream.seek(0)
             assert stream.read() == b"0123456789"
+
+    def test_a_slice_is_a_part_of_an_object(self, store: Store) -> None:
+        store.put("a", b"0123456789")
+        assert store.slice("a", 0, 4) == b"0123"
+        assert store.slice("a", 8, 4) == b"89"
+        assert store.slice("a", 10, 4) == b""
+        assert store.slice("a", 90, 4) == b""
+        with pytest.raises(NotFoundError, match="a/b"):
+            store.slice("a/b", 0, 1)
 
     def test_absent_is_said_as_absent(self, store: Store) -> None:
         assert store.has("a/b") is False
@@ -108,6 +124,24 @@ class StoreContract:
         data = bytes(range(256)) * (3 << 12)
         store.put_file("big", spool(store, data))
         assert store.read("big", limit=len(data)) == data
+
+    def test_a_stream_is_taken_to_its_end(self, store: Store) -> None:
+        assert store.put_stream("a/b", io.BytesIO(b"bytes")) is True
+        assert store.put_stream("a/b", io.BytesIO(b"other")) is False
+        assert store.put_stream("a/empty", io.BytesIO(b"")) is True
+        assert contents(store) == {"a/b": b"bytes", "a/empty": b""}
+
+    @pytest.mark.parametrize("size", [0, 1, 20 << 20])
+    @pytest.mark.parametrize("failure", [CorruptError("the digest is wrong"), OSError("cable"), KeyboardInterrupt()])
+    def test_a_stream_that_fails_at_its_very_end_is_no_object(
+        self, store: Store, size: int, failure: BaseException
+    ) -> None:
+        with pytest.raises(type(failure)) as caught:
+            store.put_stream("a/b", Spoilt(size, failure))
+        assert caught.value is failure
+        assert not store.has("a/b")
+        assert contents(store) == {}
+        assert store.put_stream("a/b", io.BytesIO(b"bytes")) is True
 
     def test_a_read_is_limited(self, store: Store) -> None:
         store.put("a", b"12345")
@@ -179,6 +213,7 @@ class StoreContract:
         attempts: list[Callable[[], object]] = [
             lambda: store.put(name, b"x"),
             lambda: store.put_file(name, path),
+            lambda: store.put_stream(name, io.BytesIO(b"x")),
             lambda: store.read(name, limit=LIMIT),
             lambda: store.open(name),
             lambda: store.has(name),
@@ -201,10 +236,12 @@ class StoreContract:
         attempts: list[Callable[[], object]] = [
             lambda: broken.read("a/b", limit=LIMIT),
             lambda: broken.open("a/b"),
+            lambda: broken.slice("a/b", 0, 1),
             lambda: broken.has("a/b"),
             lambda: list(broken.scan("a/")),
             lambda: broken.put("a/b", b"x"),
             lambda: broken.put_file("a/b", tmp_path / "file"),
+            lambda: broken.put_stream("a/b", io.BytesIO(b"x")),
             lambda: broken.refresh("a/b"),
             lambda: broken.delete("a/b"),
         ]
@@ -239,6 +276,55 @@ class StoreContract:
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(churn, range(4)))
         assert contents(store) == {}
+
+    def test_of_many_who_take_a_claim_one_has_it_and_of_many_who_take_it_over_one(self, store: Store) -> None:
+        owners = [Owner(f"launch-{number}", "host", this_process()) for number in range(8)]
+        for number in (1, 2):
+            barrier = threading.Barrier(len(owners))
+
+            def race(owner: Owner, barrier: threading.Barrier = barrier, after: int = number - 1) -> int | None:
+                barrier.wait()
+                return InStore(store, KEY).take(owner, after=after)
+
+            with ThreadPoolExecutor(len(owners)) as pool:
+                taken = list(pool.map(race, owners))
+            ((winner, won),) = [pair for pair in zip(owners, taken, strict=True) if pair[1] is not None]
+            newest = InStore(store, KEY).newest()
+            assert newest is not None
+            assert newest.number == won == number
+            assert store.has(f"claims/{KEY.replace(':', '-')}/0000000{number}.json")
+            assert InStore(store, KEY).owner_of(number) == winner
+
+    def test_a_claim_beats_until_it_is_given_up_with_those_before_it(self, store: Store) -> None:
+        owner = Owner("launch", "host", this_process())
+        claims = InStore(store, KEY)
+        assert [claims.take(owner, after=0), claims.take(owner, after=1)] == [1, 2]
+        assert claims.beat(2) is True
+        newest = claims.newest()
+        assert newest is not None
+        assert newest.number == 2
+        claims.give_up(2)
+        assert claims.newest() is None
+        assert claims.beat(2) is False
+        assert claims.owner_of(2) is None
+        assert contents(store) == {}
+
+    def test_while_many_roll_up_records_none_is_ever_missing(self, store: Store) -> None:
+        names = {f"launch-{number:02}" for number in range(24)}
+        for name in names:
+            store.put(f"launches/2026-01-02/{name}.json", encode_launch(launch_named(name)))
+
+        def work(number: int) -> None:
+            if number % 2:
+                records.roll_up(store)
+            else:
+                assert {launch.launch for launch in records.launches(store)} == names
+
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(work, range(6)))
+        records.roll_up(store)
+        assert len(list(store.scan("launches/"))) == 1
+        assert sorted(launch.launch for launch in records.launches(store)) == sorted(names)
 
     def test_a_store_says_where_it_is(self, store: Store) -> None:
         assert str(store)

@@ -19,7 +19,7 @@ from typing import BinaryIO, Literal
 
 from cachemgr.capture import is_safe_path
 from cachemgr.errors import CorruptError, NotFoundError, StoreError
-from cachemgr.store import Entry, Store
+from cachemgr.store import Entry, Source, Store
 
 
 class MemoryStore:
@@ -45,6 +45,9 @@ class MemoryStore:
     def open(self, name: str) -> BinaryIO:
         return io.BytesIO(self._get(name))
 
+    def slice(self, name: str, start: int, size: int) -> bytes:
+        return self._get(name)[start : start + size]
+
     def put(self, name: str, data: bytes) -> bool:
         self._checked(name)
         with self._lock:
@@ -60,6 +63,9 @@ class MemoryStore:
         except OSError as error:
             raise StoreError(f"cannot write `{name}` in {self}: {error.strerror}") from None
         return self.put(name, data)
+
+    def put_stream(self, name: str, source: Source) -> bool:
+        return self.put(name, b"".join(iter(lambda: source.read(1 << 16), b"")))
 
     def refresh(self, name: str) -> bool:
         return self.set_modified(name, time.time())
@@ -118,11 +124,17 @@ class Wrapper:
     def open(self, name: str) -> BinaryIO:
         return self.inner.open(name)
 
+    def slice(self, name: str, start: int, size: int) -> bytes:
+        return self.inner.slice(name, start, size)
+
     def put(self, name: str, data: bytes) -> bool:
         return self.inner.put(name, data)
 
     def put_file(self, name: str, path: Path) -> bool:
         return self.inner.put_file(name, path)
+
+    def put_stream(self, name: str, source: Source) -> bool:
+        return self.inner.put_stream(name, source)
 
     def refresh(self, name: str) -> bool:
         return self.inner.refresh(name)
@@ -140,7 +152,7 @@ class Wrapper:
 class Recording(Wrapper):
     """Takes notes: `calls` has each verb and name in order."""
 
-    WRITES = frozenset({"put", "put_file", "refresh", "delete"})
+    WRITES = frozenset({"put", "put_file", "put_stream", "refresh", "delete"})
 
     def __init__(self, inner: Store) -> None:
         super().__init__(inner)
@@ -173,6 +185,10 @@ class Recording(Wrapper):
     def put_file(self, name: str, path: Path) -> bool:
         self.calls.append(("put_file", name))
         return super().put_file(name, path)
+
+    def put_stream(self, name: str, source: Source) -> bool:
+        self.calls.append(("put_stream", name))
+        return super().put_stream(name, source)
 
     def refresh(self, name: str) -> bool:
         self.calls.append(("refresh", name))
@@ -222,6 +238,13 @@ class Faulty(Wrapper):
             raise self._error(name)
         return super().put_file(name, path)
 
+    def put_stream(self, name: str, source: Source) -> bool:
+        if self._fails():
+            if self._late and self._left == -1:
+                super().put_stream(name, source)
+            raise self._error(name)
+        return super().put_stream(name, source)
+
     def refresh(self, name: str) -> bool:
         if self._fails():
             raise self._error(name)
@@ -255,6 +278,10 @@ class Dying(Wrapper):
         self._count()
         return super().put_file(name, path)
 
+    def put_stream(self, name: str, source: Source) -> bool:
+        self._count()
+        return super().put_stream(name, source)
+
     def delete(self, name: str) -> bool:
         self._count()
         return super().delete(name)
@@ -274,6 +301,10 @@ class Unreadable(Wrapper):
     def read(self, name: str, *, limit: int) -> bytes:
         self._check(name)
         return super().read(name, limit=limit)
+
+    def slice(self, name: str, start: int, size: int) -> bytes:
+        self._check(name)
+        return super().slice(name, start, size)
 
     def open(self, name: str) -> BinaryIO:
         self._check(name)
@@ -367,6 +398,10 @@ class Slow(Wrapper):
         time.sleep(self._seconds)
         return super().put_file(name, path)
 
+    def put_stream(self, name: str, source: Source) -> bool:
+        time.sleep(self._seconds)
+        return super().put_stream(name, source)
+
     def scan(self, prefix: str) -> Iterator[Entry]:
         time.sleep(self._seconds)
         return super().scan(prefix)
@@ -450,6 +485,12 @@ class Late(Wrapper):
             self._hidden[name] = self._after
         return created
 
+    def put_stream(self, name: str, source: Source) -> bool:
+        created = super().put_stream(name, source)
+        if created:
+            self._hidden[name] = self._after
+        return created
+
     def scan(self, prefix: str) -> Iterator[Entry]:
         return (entry for entry in super().scan(prefix) if not self._hides(entry.name))
 
@@ -467,6 +508,20 @@ class Nameless(Wrapper):
         if self._left is not None:
             self._left -= 1
         raise StoreError(f"cannot write `{name}` in {self}: {os.strerror(errno.ENOSYS)}")
+
+
+class Spoilt:
+    """`size` zero bytes, and at their end, where a checking reader compares digests, `failure`."""
+
+    def __init__(self, size: int, failure: BaseException) -> None:
+        self._left, self._failure = size, failure
+
+    def read(self, size: int, /) -> bytes:
+        if self._left == 0:
+            raise self._failure
+        count = min(size, self._left)
+        self._left -= count
+        return bytes(count)
 
 
 def contents(store: Store) -> dict[str, bytes]:

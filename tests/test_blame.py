@@ -7,7 +7,8 @@ import pytest
 from cachemgr import observed
 from cachemgr.blame import blamed
 from cachemgr.child import Ended
-from cachemgr.engine_log import EngineLog, Seen
+from cachemgr.engine_log import EngineLog
+from cachemgr.seen import Seen
 
 DIRECTORY = "/root/.cache/vllm/torch_compile_cache"
 KERNEL = "torch_aot_compile/ab/inductor_cache/cd/ccode.py"

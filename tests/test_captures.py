@@ -15,19 +15,9 @@ from cachemgr.domains.triton import TRITON
 from cachemgr.errors import CorruptError, StoreError
 from cachemgr.key import derive, folder
 from cachemgr.store import Store, layout
-from cachemgr.store.captures import (
-    GRACE_SECONDS,
-    Damaged,
-    captures,
-    commit,
-    has_layers,
-    keys,
-    launches,
-    plan_removal,
-    record,
-    referenced,
-    remove,
-)
+from cachemgr.store.captures import GRACE_SECONDS, Damaged, captures, commit, has_layers, keys
+from cachemgr.store.records import launches, record
+from cachemgr.store.removal import plan_removal, referenced, remove
 from tests.stores import Corrupting, Faulty, ListOnce, MemoryStore, Recording, Stale, Unreadable, contents
 from tests.test_capture import LAUNCH, MANIFEST
 from tests.trees import (
@@ -170,7 +160,7 @@ def test_layers_that_another_artifact_needs_stay(tmp_path: Path, store: Store) -
     remove(store, plan)
     assert look_up(store, OTHER).result == "exact"
     assert all(has_layers(store, capture) for capture in captures(store, derive(OTHER), []))
-    assert referenced(store, without=set()) == shared
+    assert referenced(store) == shared
 
 
 def test_a_layer_that_two_artifacts_share_goes_with_the_last(tmp_path: Path, store: Store) -> None:
@@ -253,7 +243,7 @@ def bad_objects() -> dict[str, tuple[str, bytes, str]]:
         "a bomb": (stored(b"x", name="ab" * 32)[0], huge, "claims to be larger"),
         "a frame that hides its size": (name, endless, "claims to be larger"),
         "another name": (stored(good, name="ab" * 32)[0], packed, "other bytes than its name says"),
-        "a name that is no digest": (stored(good, name="latest")[0], packed, "other bytes than its name says"),
+        "a name that is no digest": (stored(good, name="latest")[0], packed, "has a name that is no digest"),
         "a newer layout": (*stored(later), "layout 2"),
         "another key": (*stored(foreign), f"belongs to {derive(OTHER)} and lies under {KEY}"),
         "no manifest": (*stored(b"{}"), "cannot be read"),
@@ -362,7 +352,7 @@ def test_names_of_objects_never_change() -> None:
     assert layout.layer_name(layer) == f"layers/sha256/ab/ab{'0' * 62}.tar.zst"
     assert layout.manifest_name(key, layer) == f"artifacts/{name}/ab{'0' * 62}.json.zst"
     assert layout.entry_name("40a0994a95", key) == f"entries/40a0994a95/{name}"
-    assert layout.pin_name(key) == f"pins/{name}.json"
+    assert layout.pin_name(key, "2026-01-01T00:00:00Z") == f"pins/{name}.20260101T000000Z.json"
     assert layout.launch_name("2026-01-02", "l") == "launches/2026-01-02/l.json"
 
 
@@ -373,4 +363,4 @@ def test_a_manifest_that_cannot_be_read_for_good_hides_no_other_artifact(tmp_pat
     broken = Stale(store, "read", prefix=layout.artifact_prefix(derive(OTHER)), error=errno.EIO)
     found = look_up(broken, changed("vllm.max_model_len", "16"))
     assert found.artifact == KEY
-    assert [(one.corrupt, "Input/output error" in one.reason) for one in found.damaged] == [(False, True)]
+    assert [(one.kind, "Input/output error" in one.reason) for one in found.damaged] == [("unreadable", True)]

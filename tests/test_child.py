@@ -114,7 +114,7 @@ def test_children_of_ours_that_are_set_apart_are_nobodys_leftovers(tmp_path: Pat
         "apart = os.posix_spawnp('sleep', ['sleep', '300'], os.environ)\n"
         "short = os.posix_spawnp('true', ['true'], os.environ)\n"
         "child = Child.start(['sh', '-c', sys.argv[1]], os.environ, pathlib.Path.cwd())\n"
-        "ended = child.wait(linger=float(sys.argv[2]), apart={apart, short})\n"
+        "ended = child.wait(linger=float(sys.argv[2]), apart=lambda: {apart, short})\n"
         "print(ended.code, ended.left_behind, os.waitpid(apart, os.WNOHANG))\n"
         "os.kill(apart, signal.SIGKILL)"
     )

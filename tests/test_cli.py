@@ -10,16 +10,24 @@ from pathlib import Path
 
 import pytest
 
+from cachemgr import digest
 from cachemgr.cli import COMMANDS
+from cachemgr.errors import UsageError
+from cachemgr.inventory import resolve
+from cachemgr.key import Key
+from cachemgr.store import layout
+from cachemgr.store.local import LocalStore
 from tests.machines import Machine, install_program, install_stand_in
 
 ARTIFACT_FIELDS = {
     "key", "engine", "engine_version", "model", "device", "domains", "files", "bytes", "stored_bytes", "captures",
     "complete", "created", "last_used", "uses", "pinned", "cold_seconds", "warm_seconds",
+    "verdicts", "saved_seconds",
 }  # fmt: skip
 REPORT_FIELDS = {
     "schema", "key", "result", "artifact", "where", "verdict", "reasons", "restored_files", "restored_bytes",
     "restore_seconds", "added", "added_after_ready", "phases", "published", "errors",
+    "gpus", "pulled_bytes", "published_bytes", "pushed_bytes",
 }  # fmt: skip
 
 
@@ -122,9 +130,63 @@ def test_show_names_what_it_does_not_find(machine: Machine, key: str) -> None:
     assert done.stderr == f"error: no artifact `k1:0000000000` in {machine.store}\nhint: cachemgr ls\n"
 
 
-def test_an_ambiguous_prefix_is_a_usage_error(machine: Machine, command: tuple[str, ...], key: str) -> None:
-    machine.run(*command, "h")
-    assert "is the beginning of 2 artifacts" in machine.cachemgr("show", "k1:", code=2).stderr
+def test_an_ambiguous_prefix_is_a_usage_error(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    for last in "ab":
+        store.put(layout.manifest_name(Key("k1:" + "0" * 31 + last), digest.of_bytes(b"x")), b"x")
+    with pytest.raises(UsageError, match="`k1:00` is the beginning of 2 artifacts"):
+        resolve(store, "k1:00")
+
+
+@pytest.mark.parametrize("nothing", ["", "k1", "k1:"])
+def test_a_variable_that_is_not_set_names_no_artifact(machine: Machine, key: str, nothing: str) -> None:
+    assert f"error: `{nothing}` names no artifact\nhint: " in machine.cachemgr("rm", "-y", nothing, code=2).stderr
+    assert machine.cachemgr("ls", "-q").stdout == f"{key}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "asked"),
+    [
+        (("--nope", "ls"), "no such option", "cachemgr"),
+        (("nope",), "no such command 'nope'", "cachemgr"),
+        (("config", "nope"), "no such command 'nope'", "cachemgr config"),
+        (("show",), "missing argument 'KEY'", "cachemgr show"),
+        (("run", "--"), "missing argument", "cachemgr run"),
+        (("ls", "--limit", "0"), "invalid value for '--limit': 0 is not in the range x>=1", "cachemgr ls"),
+        (("dir", "more"), "got unexpected extra argument (more)", "cachemgr dir"),
+    ],
+)
+def test_a_wrong_command_line_is_said_as_every_error(
+    machine: Machine, words: tuple[str, ...], said: str, asked: str
+) -> None:
+    machine.make_places()
+    done = machine.cachemgr(*words, code=2)
+    error, hint = done.stderr.splitlines()
+    assert error.startswith(f"error: {said}")
+    assert hint == f"hint: {asked} --help"
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("words", [(), ("config",)])
+def test_a_group_without_a_command_shows_its_help(machine: Machine, words: tuple[str, ...]) -> None:
+    machine.make_places()
+    done = machine.cachemgr(*words, code=None)
+    assert (done.stdout + done.stderr).startswith(" ".join(("Usage: cachemgr", *words)))
+
+
+def test_a_home_that_cannot_be_used_is_said_by_every_command(machine: Machine, key: str) -> None:
+    said = machine.cachemgr("ls", CACHEMGR_HOME="/dev/null").stderr
+    assert said.count("warning: /dev/null can be written by everybody, so ") == 1
+
+
+def test_a_file_is_no_store(machine: Machine) -> None:
+    machine.make_places()
+    said = machine.cachemgr("--store", "/etc/passwd", "ls", code=10).stderr
+    assert said == "error: /etc/passwd is no store: it is no directory\nhint: --store DIR, see cachemgr dir\n"
+
+
+def test_a_filter_that_nothing_fits_is_not_an_empty_store(machine: Machine, key: str) -> None:
+    assert machine.cachemgr("ls", "-f", "files>99").stderr == f"no artifacts in {machine.store} that fit\n"
 
 
 def test_lookup_answers_before_a_start(machine: Machine, command: tuple[str, ...], key: str) -> None:
@@ -201,7 +263,7 @@ def test_the_report_has_the_documented_fields(machine: Machine, command: tuple[s
 
 def test_a_damaged_capture_is_a_warning_beside_the_others(machine: Machine, command: tuple[str, ...], key: str) -> None:
     machine.run(*command, "h")
-    (manifest,) = (machine.store / "artifacts" / key.replace(":", "-")).iterdir()
+    (manifest,) = (machine.store / "artifacts" / key.replace(":", "-")).glob("*.zst")
     manifest.write_bytes(manifest.read_bytes()[:-9])
     listed = machine.cachemgr("ls", "-q")
     assert len(listed.stdout.split()) == 1
@@ -260,3 +322,11 @@ def test_a_cache_that_is_not_kept_on_request_names_the_one_that_is(machine: Mach
 def test_the_exit_code_of_a_command_that_failed_is_in_its_verdict(machine: Machine, command: tuple[str, ...]) -> None:
     assert "· exit code 3" in machine.run(*command, "exit=3", code=3)["stderr"]
     assert "exit code" not in machine.run(*command)["stderr"]
+
+
+@pytest.mark.parametrize("words", [("rm", "k1:0"), ("push",), ("size",), ("verify",)])
+def test_what_is_about_this_machine_asks_no_service(tmp_path: Path, words: tuple[str, ...]) -> None:
+    machine = Machine(tmp_path / "one", tmp_path / "store", {})
+    done = machine.cachemgr("--server", "http://127.0.0.1:1", *words, code=2)
+    assert f"`{words[0]}` is about the stores of this machine" in done.stderr
+    assert "hint: leave out --server" in done.stderr

@@ -8,8 +8,10 @@ import pytest
 
 from cachemgr.domains import TABLE
 from cachemgr.store import Store, layout
-from cachemgr.store.captures import captures, has_layers, keys, launches, plan_removal, record, remove
+from cachemgr.store.captures import captures, has_layers, keys
 from cachemgr.store.local import LocalStore
+from cachemgr.store.records import launches, record
+from cachemgr.store.removal import plan_removal, remove
 from cachemgr.warm import Restored, restore
 from tests import trees
 from tests.kills import killed_at_every_step

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachemgr.engine_log import EngineLog, Seen, paths_in
+from cachemgr.capture import Observation
+from cachemgr.engine_log import EngineLog
 from cachemgr.engine_messages import (
     EXPECTED,
     KNOWN_REASONS,
@@ -26,6 +27,9 @@ from cachemgr.engine_messages import (
     expected_of,
     known_reason,
 )
+from cachemgr.observed import observation
+from cachemgr.seen import Seen
+from cachemgr.tracebacks import paths_in
 
 LOGS = Path(__file__).parent / "logs"
 EXCERPTS = sorted(path.stem for path in LOGS.glob("*.log"))
@@ -202,6 +206,17 @@ def test_a_whole_real_log_is_read(name: str) -> None:
     if not WHOLE.is_dir():
         pytest.skip("CACHEMGR_TEST_TREES names no directory with logs/")
     assert_read(name, read((WHOLE / f"{name}.log").read_bytes()))
+
+
+def test_a_launch_record_keeps_what_the_log_of_a_cold_h200_said() -> None:
+    kept = observation(read(excerpt("h200-0.26-cold")))
+    assert [name.split("/")[1:] for name in kept.compile_directories] == [["backbone", "0"]]
+    assert len(kept.compile_directories[0].split("/")[0]) == 10
+    assert [entry.verdict for entry in kept.entries] == ["compiled"]
+    assert all(range_.startswith("(") and seconds > 0 for range_, seconds in kept.compile_ranges.items())
+    assert kept.compile_ranges
+    assert (kept.graph_mode, kept.flash_attention) == ("FULL_AND_PIECEWISE", "3")
+    assert msgspec.json.decode(msgspec.json.encode(kept), type=Observation) == kept
 
 
 def test_every_whole_real_log_says_which_engine_it_was() -> None:

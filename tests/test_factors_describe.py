@@ -61,7 +61,6 @@ class Machine:
             {**self.environ, **environ},
             cwd=cwd or self.root,
             ignored_args=("--port",),
-            salt="salt",
             cpuinfo=self.root / "cpuinfo",
         )
 
@@ -248,7 +247,7 @@ def test_a_command_that_does_not_exist_is_said(machine: Machine, argv: tuple[str
 
 def test_no_command_is_said(machine: Machine) -> None:
     with pytest.raises(NoSuchCommandError):
-        describe((), {}, cwd=machine.root, ignored_args=(), salt="")
+        describe((), {}, cwd=machine.root, ignored_args=())
 
 
 def test_a_command_that_may_not_be_executed_is_said(machine: Machine) -> None:

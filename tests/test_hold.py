@@ -49,7 +49,8 @@ def planted(directory: Path, **changes: object) -> Path:
     """A record of this process, changed as if somebody else had written it."""
     Hold.take(str(directory), describe_self("other", "compiling"))
     (path,) = directory.rglob("other.json")
-    path.write_text(json.dumps(msgspec.to_builtins(describe_self("other", "compiling")) | changes))
+    holder = msgspec.to_builtins(describe_self("other", "compiling"))
+    path.write_text(json.dumps(holder | {"process": holder["process"] | changes}))
     return path
 
 

@@ -3,14 +3,28 @@
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
+from cachemgr.cli import COMMANDS
 from cachemgr.errors import CacheError
 
 ROOT = Path(__file__).parent.parent
-HEAVY = ("torch", "sqlalchemy", "alembic", "boto3", "vllm", "triton")
+_COMMANDS = sorted({module.removeprefix("cachemgr.cli.") for module, _line in COMMANDS.values()})
+HEAVY = (
+    "torch",
+    "sqlalchemy",
+    "alembic",
+    "boto3",
+    "botocore",
+    "cryptography",
+    "starlette",
+    "urllib3",
+    "vllm",
+    "triton",
+)
 
 
 def loaded_by(code: str) -> set[str]:
@@ -37,11 +51,21 @@ def test_help_loads_click_and_nothing_else_of_ours() -> None:
     assert loaded.isdisjoint({*HEAVY, "msgspec", "zstandard", "filelock", "xxhash", "pynvml"})
 
 
-@pytest.mark.parametrize("command", ["run", "lookup", "artifacts", "config"])
+@pytest.mark.parametrize("command", _COMMANDS)
 def test_commands_load_nothing_heavy(command: str) -> None:
     loaded = loaded_by(f"import cachemgr.cli.{command}")
     assert loaded.isdisjoint(HEAVY)
     assert "pynvml" not in loaded, "only where there is a GPU"
+
+
+def test_a_mirror_that_nobody_asks_costs_nothing() -> None:
+    opened = """
+    import os
+    from cachemgr.cache import open_cache
+    from cachemgr.settings import load
+    assert open_cache(load({}, {"mirror": "s3://bucket/prefix"}), {}).mirror is not None
+    """
+    assert loaded_by(textwrap.dedent(opened)).isdisjoint(HEAVY)
 
 
 def test_every_error_has_a_documented_exit_code() -> None:

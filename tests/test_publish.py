@@ -46,6 +46,7 @@ from tests.trees import (
     tree_of,
     triton,
     triton_kernel,
+    triton_key,
     write,
 )
 
@@ -615,3 +616,18 @@ def test_a_layer_that_lies_in_the_store_is_not_written_a_second_time(tmp_path: P
     assert len(before) == 1
     assert {path: path.stat().st_ino for path in (tmp_path / "store/layers").rglob("*.zst")} == before
     assert list(store.scratch().iterdir()) == []
+
+
+def test_of_two_names_that_some_file_systems_take_for_one_the_second_is_left_out(tmp_path: Path, store: Store) -> None:
+    first, second = triton_key("a"), triton_key("a").swapcase()
+    for name in (first, second):
+        write(tmp_path / "live" / name, {"add.source": b"// 1"})
+    tree = tree_of(TRITON, tmp_path / "live")
+    published = publish_trees(store, [tree])
+    assert [(each.unit, each.reason) for each in published.refused] == [
+        (max(first, second), f"unit {max(first, second)} repeats a file of another unit")
+    ]
+    (capture,) = captures(store, KEY, [])
+    assert {unit.name for section in capture.manifest.layers[0].sections for unit in section.units} == {
+        min(first, second)
+    }

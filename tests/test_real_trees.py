@@ -12,9 +12,11 @@ import pytest
 
 from cachemgr.domains import Domain, Target, by_name
 from cachemgr.key import derive
+from cachemgr.oci.unpacked import UnpackedStore
 from cachemgr.store import Store
 from cachemgr.store.captures import captures
 from cachemgr.store.local import LocalStore
+from tests.test_oci import rooted
 from tests.trees import (
     FACTORS,
     assert_moved,
@@ -74,6 +76,18 @@ def test_a_real_tree_arrives_under_another_root(tmp_path: Path, store: Store, ar
     assert restored.reasons == ()
     assert restored.files == published.files
     assert {path.stat().st_atime_ns for path in new.rglob("*") if path.is_file()} == {0}
+    counts = {name: assert_moved(domain(name), old / place, new / place) for name, place in places.items()}
+    assert counts == RELOCATED[archive]
+
+
+@pytest.mark.parametrize("archive", PLACES)
+def test_a_real_tree_arrives_from_a_mounted_image(tmp_path: Path, store: Store, archive: str) -> None:
+    old, new = unpack(archive, tmp_path / "old"), tmp_path / "new"
+    places = PLACES[archive]
+    publish_trees(store, [tree_of(domain(name), old / place) for name, place in places.items()])
+    seed = UnpackedStore(rooted(store, tmp_path))
+    arrived = [Target(domain(name), str(new / place), True) for name, place in places.items()]
+    assert restore_found(seed, look_up(seed), arrived).reasons == ()
     counts = {name: assert_moved(domain(name), old / place, new / place) for name, place in places.items()}
     assert counts == RELOCATED[archive]
 

@@ -57,6 +57,15 @@ def test_other_arguments_are_near_and_what_was_used_is_captured_with_what_was_ma
     assert exact["restored_files"] == 2, "f was used and h was made; g was neither"
 
 
+def test_what_an_exact_start_added_is_named(fleet: Fleet) -> None:
+    first = fleet.machine("one").run(*fleet.command("f", "--also=g"), CACHEMGR_IGNORE_ARG="--also")
+    more = fleet.machine("two").run(*fleet.command("f", "--also=h"), CACHEMGR_IGNORE_ARG="--also")
+    assert (more["result"], more["verdict"], more["added"]["inductor"]) == ("exact", "partly used", 1)
+    (named,) = [reason for reason in more["reasons"] if reason.startswith("added ")]
+    assert named.startswith("added inductor/")
+    assert not [reason for reason in first["reasons"] if reason.startswith("added ")], "a cold start adds everything"
+
+
 def test_a_unit_that_was_only_listed_is_captured_too(fleet: Fleet) -> None:
     fleet.machine("one").run(*fleet.command("f", "g", "h"))
     near = fleet.machine("two").run(*fleet.command("list=f", "g"))
@@ -160,6 +169,20 @@ def test_a_stopped_command_stops_the_launch_and_goes_on_with_it(fleet: Fleet) ->
     process.send_signal(signal.SIGCONT)
     out, _err = process.communicate(timeout=30)
     assert out == "on\n"
+
+
+def test_what_cannot_be_executed_inside_another_launch_is_126_too(fleet: Fleet, tmp_path: Path) -> None:
+    script = tmp_path / "no-first-line"
+    script.write_text("echo hi\n")
+    script.chmod(0o755)
+    done = fleet.machine("a").cachemgr("run", "--", str(script), code=126, CACHEMGR_LAUNCH="another")
+    assert "cannot be executed: Exec format error" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_command_inside_another_launch_dies_of_a_pipe_that_nobody_reads(fleet: Fleet) -> None:
+    done = fleet.machine("a").cachemgr("run", "--", "grep", "SigIgn", "/proc/self/status", CACHEMGR_LAUNCH="another")
+    assert not int(done.stdout.split()[1], 16) & (1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGXFSZ - 1))
 
 
 def test_a_missing_command_is_127_and_a_directory_126(fleet: Fleet) -> None:

@@ -71,10 +71,14 @@ def test_a_value_can_be_locked_at_its_default(sources: Sources) -> None:
         ("nonsense = 1", "sets `nonsense`, which is no setting"),
         ("deadline = -1", "`deadline` from .* must be a number of seconds, 0 or more, not `-1`"),
         ("deadline = true", "`deadline` .* must be a number of seconds"),
-        ('publish = "mirror-only"', "`publish` .* must be `never` or `local`"),
+        ('publish = "mirror-only"', "`publish` .* must be `never`, `local` or `mirror`"),
         ("strict = 3", "`strict` .* must be true or false"),
         ("store = 3", "`store` .* must be a text"),
         ("ignore_arg = [1]", "`ignore_arg` .* must be a list of texts"),
+        ('budget = "20 loaves"', "`budget` .* must be a size such as 20GB or 20GiB, or 0 for none, not `20 loaves`"),
+        ("budget = -1", "`budget` .* must be a size"),
+        ("budget = true", "`budget` .* must be a size"),
+        ('budget = "iB"', "`budget` .* must be a size"),
         ("= broken", "is no TOML"),
     ],
 )
@@ -103,6 +107,25 @@ def test_the_working_directory_has_no_say(sources: Sources, tmp_path: Path, monk
 
 def test_lists_are_written_with_commas_or_spaces_in_variables(sources: Sources) -> None:
     assert sources.load(CACHEMGR_IGNORE_ARG="--port,--host --x").ignore_arg == ("--port", "--host", "--x")
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("0", 0),
+        ("123", 123),
+        ("5kB", 5000),
+        ("5 KB", 5000),
+        ("20GB", 20 * 10**9),
+        ("20 GiB", 20 * 2**30),
+        ("1.5Gi", 3 * 2**29),
+        ("8Gi", 8 * 2**30),
+        ("1TB", 10**12),
+        ("512M", 512 * 10**6),
+    ],
+)
+def test_sizes_are_read_as_people_and_kubernetes_write_them(sources: Sources, text: str, wanted: int) -> None:
+    assert sources.load(CACHEMGR_BUDGET=text).budget == wanted
 
 
 def test_every_setting_has_a_help_and_a_variable() -> None:

@@ -28,8 +28,9 @@ from cachemgr.observe import STAGE_PREFIX, scan
 from cachemgr.prepare import Preparation
 from cachemgr.statcache import StatCache
 from cachemgr.store import Store, layout
-from cachemgr.store.captures import captures, plan_removal, remove
+from cachemgr.store.captures import captures
 from cachemgr.store.local import LocalStore
+from cachemgr.store.removal import plan_removal, remove
 from tests import trees
 from tests.machines import Machine, install_program, install_stand_in
 from tests.stores import Wrapper
@@ -481,8 +482,10 @@ def refusing(monkeypatch: pytest.MonkeyPatch, name: str, error: int, below: Path
     real, asked = getattr(os, name), list[str]()
 
     def call(path: str, *more: object, **named: object) -> object:
-        if str(path).startswith(f"{below}/"):
-            asked.append(str(path))
+        above = named.get("src_dir_fd", named.get("dir_fd"))
+        whole = str(path) if above is None else f"{os.readlink(f'/proc/self/fd/{above}')}/{path}"
+        if whole.startswith(f"{below}/"):
+            asked.append(whole)
             raise OSError(error, os.strerror(error))
         return real(path, *more, **named)
 
@@ -712,7 +715,7 @@ def hook(event, arguments):
 from cachemgr import heal
 from cachemgr.key import derive
 from cachemgr.statcache import StatCache
-from cachemgr.store.captures import plan_removal, remove
+from cachemgr.store.removal import plan_removal, remove
 from cachemgr.store.local import LocalStore
 from tests import trees
 

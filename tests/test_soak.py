@@ -25,18 +25,10 @@ from cachemgr.capture import File, decode_launch
 from cachemgr.errors import CorruptError, NotFoundError
 from cachemgr.key import Factor, Key, derive, from_folder
 from cachemgr.store import layout
-from cachemgr.store.captures import (
-    GRACE_SECONDS,
-    Capture,
-    Damaged,
-    captures,
-    has_layers,
-    keys,
-    plan_removal,
-    record,
-    remove,
-)
+from cachemgr.store.captures import GRACE_SECONDS, Capture, Damaged, captures, has_layers, keys
 from cachemgr.store.local import LocalStore
+from cachemgr.store.records import record
+from cachemgr.store.removal import plan_removal, remove
 from tests import trees
 from tests.machines import Machine, install_program, install_stand_in
 from tests.test_capture import LAUNCH

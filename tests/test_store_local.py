@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from cachemgr.errors import CacheError, CorruptError, DeniedError, StoreError
-from cachemgr.store import Entry, Store, layout
+from cachemgr.store import Entry, Source, Store, layout
 from cachemgr.store.local import LocalStore
 from tests.conftest import MakeDisk
 from tests.store_contract import Age, StoreContract
@@ -86,6 +86,10 @@ class Broken(Unreadable):
         self._check(name)
         return super().put_file(name, path)
 
+    def put_stream(self, name: str, source: Source) -> bool:
+        self._check(name)
+        return super().put_stream(name, source)
+
     def refresh(self, name: str) -> bool:
         self._check(name)
         return super().refresh(name)
@@ -132,7 +136,7 @@ def test_of_many_processes_one_wins_and_the_bytes_are_whole(tmp_path: Path) -> N
     assert sorted(results) == ["False"] * 5 + ["True"]
     data = LocalStore(tmp_path / "store").read("a/b", limit=LIMIT)
     assert data == bytes([results.index("True")]) * 500_000
-    assert list((tmp_path / "store" / "tmp").iterdir()) == []
+    assert list((tmp_path / "store" / "tmp").glob("*/*")) == []
 
 
 def test_a_process_killed_while_it_writes_leaves_only_the_scratch_directory(tmp_path: Path) -> None:
@@ -251,12 +255,14 @@ def test_permissions_are_failures_and_not_absences(public: Path) -> None:
 
     writable = f"StoreError: make {root} writable for this user, or set CACHEMGR_STORE to a directory that is"
     readable = f"DeniedError: make {root} readable for this user"
+    # Its owner can write aside, and finds the name taken.
+    taken = writable if os.geteuid() == 0 else "no error: False"
     assert issubclass(DeniedError, StoreError)
-    assert as_nobody(outcomes).splitlines() == ["1", *[writable] * 3, *[readable] * 4]
+    assert as_nobody(outcomes).splitlines() == ["1", writable, taken, writable, *[readable] * 4]
     (root / "shut").chmod(0o755)
     (root / "a/closed").chmod(0o644)
     assert set(contents(store)) == {"a/open", "a/closed", "shut/inside"}
-    assert list((root / "tmp").iterdir()) == []
+    assert list((root / "tmp").glob("*/*")) == []
 
 
 def test_a_full_disk_leaves_nothing_and_says_what_to_do(small_disk: MakeDisk) -> None:
@@ -269,7 +275,7 @@ def test_a_full_disk_leaves_nothing_and_says_what_to_do(small_disk: MakeDisk) ->
         assert caught.value.hint is not None
         assert "free space" in caught.value.hint
     assert contents(store) == {"small": b"1"}
-    assert list((root / "tmp").iterdir()) == []
+    assert list((root / "tmp").glob("*/*")) == []
     assert store.put("a/small", b"2") is True
 
 
@@ -343,27 +349,21 @@ def test_a_new_store_is_marked_as_a_cache_and_knows_its_layout(store: Store) -> 
     made = layout.ensure_layout(store)
     root = Path(str(store))
     assert (root / "CACHEDIR.TAG").read_bytes().startswith(b"Signature: 8a477f597d28d172789f06886806bc55")
-    assert (root / "layout.json").read_bytes() == b'{"layout":1,"salt":"%s"}' % made.salt.encode()
-    assert len(bytes.fromhex(made.salt)) == 16
+    assert (root / "layout.json").read_bytes() == b'{"layout":1}'
     assert layout.ensure_layout(store) == made == layout.read_layout(store)
 
 
-def test_two_stores_have_two_salts(tmp_path: Path) -> None:
-    salts = {layout.ensure_layout(LocalStore(tmp_path / name)).salt for name in "ab"}
-    assert len(salts) == 2
-
-
-def test_two_makers_of_one_store_use_one_salt(tmp_path: Path) -> None:
+def test_of_many_makers_of_one_store_none_fails(tmp_path: Path) -> None:
     for number in range(5):
         root = tmp_path / str(number)
         barrier = threading.Barrier(6)
 
-        def make(_number: int, root: Path = root, barrier: threading.Barrier = barrier) -> str:
+        def make(_number: int, root: Path = root, barrier: threading.Barrier = barrier) -> int:
             barrier.wait()
-            return layout.ensure_layout(LocalStore(root)).salt
+            return layout.ensure_layout(LocalStore(root)).layout
 
         with ThreadPoolExecutor(6) as pool:
-            assert len(set(pool.map(make, range(6)))) == 1
+            assert set(pool.map(make, range(6))) == {1}
 
 
 @pytest.mark.parametrize(
@@ -429,3 +429,35 @@ def test_what_killed_writers_left_goes_when_it_is_old(tmp_path: Path, store: Sto
     store.put("a", b"1")
     assert sorted(path.name for path in store.scratch().iterdir()) == ["link", "young"]
     assert (tmp_path / "elsewhere").read_bytes() == b"somebody's"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
+@pytest.mark.parametrize("umask", [0o022, 0o002, 0o077])
+def test_who_may_enter_a_store_may_read_it_whatever_the_umask_of_a_writer_is(public: Path, umask: int) -> None:
+    root = public / "store"
+    root.mkdir()
+    root.chmod(0o755)
+    store = LocalStore(root)
+    before = os.umask(umask)
+    try:
+        store.put("layers/sha256/ab/x", b"1")
+        store.put_file("artifacts/y", spool(store, b"2"))
+    finally:
+        os.umask(before)
+    assert as_nobody(lambda: str(sorted(contents(store)))) == "['artifacts/y', 'layers/sha256/ab/x']"
+    modes = {path.stat().st_mode & 0o7777 for path in root.rglob("*") if "tmp" not in path.parts[len(root.parts) :]}
+    assert modes == {0o644, 0o755}
+    assert (root / "tmp" / "0").stat().st_mode & 0o7777 == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
+def test_where_the_group_of_a_store_may_write_its_members_publish_beside_each_other(public: Path) -> None:
+    root = public / "store"
+    root.mkdir()
+    os.chown(root, 0, 65534)
+    root.chmod(0o2775)
+    store = LocalStore(root)
+    assert store.put("layers/sha256/ab/x", b"1")
+    assert as_nobody(lambda: str(store.put("layers/sha256/ab/y", b"2"))) == "True"
+    assert contents(store) == {"layers/sha256/ab/x": b"1", "layers/sha256/ab/y": b"2"}
+    assert not any(path.stat().st_mode & 0o002 for path in root.rglob("*"))

@@ -61,7 +61,7 @@ for number in map(int, os.environ.get("STORM", "").split()):
         os.kill(pid, number)
 with tap.ends() as ends:
     child = Child.start(command, os.environ, Path.cwd(), stdout=ends.stdout, stderr=ends.stderr)
-ended = child.wait(linger=float(os.environ.get("LINGER", 5)), apart=tap.pumps)
+ended = child.wait(linger=float(os.environ.get("LINGER", 5)), apart=lambda: set(tap.pumps))
 whole = tap.finish(float(os.environ.get("FINISH", 30)))
 report = {"code": ended.code, "left": ended.left_behind, "whole": whole, "unseen": tap.unseen, "gap": any(gaps)}
 (place / "report.tmp").write_text(json.dumps(report))
@@ -594,7 +594,12 @@ def test_our_death_in_the_midst_of_a_stream_loses_no_byte(bench: Bench) -> None:
 
 
 def test_our_death_leaves_a_terminal_working(bench: Bench) -> None:
-    code = "out(b'ready %d\\n' % os.getppid()); await_file('go'); out(b'%d rows on' % size()[0]); mark('over')"
+    code = (
+        "out(b'ready %d\\n' % os.getppid()); await_file('go')\n"
+        "end = time.monotonic() + 60\n"  # the new size reaches us when the pump has seen it
+        "while size()[0] != 11 and time.monotonic() < end: time.sleep(0.01)\n"
+        "out(b'%d rows on' % size()[0]); mark('over')"
+    )
     # A shell leads the session: the death of the leader would hang the terminal up.
     shell = ["/bin/sh", "-c", '"$@"; while [ ! -e "$PLACE/over" ]; do sleep 0.05; done', "sh"]
     terminal = Terminal([*shell, *bench.words(*bench.python(code))], bench.environ(), bench.place)

@@ -20,6 +20,9 @@ from typing import Any
 
 import pytest
 
+from cachemgr.store import layout
+from cachemgr.store.local import LocalStore
+from tests.authorities import Authority
 from tests.machines import Machine
 
 PYTHON = os.environ.get("CACHEMGR_VLLM_PYTHON")
@@ -278,3 +281,25 @@ def test_no_torch_tree_crosses_what_the_engine_is_blind_to(lab: Lab, compiled: d
     assert "blind" in {each["role"] for each in report["differs"]}
     assert entries(report) == ["compiled"], "its own hash may be the same, so nothing may lie there"
     assert tokens(report) == tokens(compiled), "greedy answers do not depend on speculation"
+
+
+def test_a_seed_is_loaded_if_it_is_signed_and_not_if_it_is_unsigned_or_was_changed(
+    lab: Lab, compiled: dict[str, Any]
+) -> None:
+    author, seed = Authority(), LocalStore(lab.root / "seed")
+    shutil.copytree(lab.root / "gpu-mode", lab.root / "seed")
+    pod = {**PLUGIN, "CACHEMGR_SEED": str(seed), "CACHEMGR_TRUSTED_KEYS": author.public}
+    unsigned = launch(lab.machine("unsigned", "unsigned", **pod), lab.command())
+    assert (unsigned["result"], entries(unsigned)) == ("none", ["compiled"])
+    assert "starts cold · untrusted: capture " in unsigned["log"]
+    author.sign_all(seed, time.time())
+    signed = launch(lab.machine("signed", "signed", **pod), lab.command())
+    assert (signed["result"], signed["where"], entries(signed)) == ("exact", "seed", ["loaded"])
+    assert lab.kernels("signed") == []
+    for entry in list(seed.scan(layout.LAYERS)):
+        layer = lab.root / "seed" / entry.name
+        layer.write_bytes(layer.read_bytes()[:-1] + b"\0\0")
+    changed = launch(lab.machine("changed", "changed", **pod), lab.command())
+    assert (changed["verdict"], entries(changed)) == ("cold", ["compiled"])
+    assert "has other bytes than its name says" in changed["log"]
+    assert unsigned["answers"] == signed["answers"] == changed["answers"] == compiled["answers"]

@@ -20,6 +20,7 @@ every_version = pytest.mark.parametrize("version", known_versions())
 needs_sources = pytest.mark.skipif(not SOURCES, reason="CACHEMGR_VLLM_SOURCES names no sources (vllm_sources.py)")
 
 
+@pytest.mark.slow
 @needs_sources
 def test_the_file_is_what_the_generator_makes_of_the_sources() -> None:
     code = "import sys, vllm_facts, pathlib; sys.stdout.write(vllm_facts.collect(pathlib.Path(sys.argv[1])))"
@@ -27,6 +28,18 @@ def test_the_file_is_what_the_generator_makes_of_the_sources() -> None:
         [sys.executable, "-c", code, SOURCES], cwd=ROOT / "scripts", capture_output=True, text=True, check=True
     )
     assert done.stdout == (ROOT / "cachemgr/factors/vllm/facts.json").read_text()
+
+
+@pytest.mark.slow
+@needs_sources
+@every_version
+def test_no_release_can_compile_without_making_an_engine(version: str) -> None:
+    """A command that fills the cache without weights is proposed (vllm#38675, #36072); until a release has one,
+    `prewarm` makes up weights. When this fails, `cachemgr.prewarm.starting` has something better to start."""
+    main = (Path(SOURCES) / version / "vllm/entrypoints/cli/main.py").read_text()
+    commands = set(re.findall(r"vllm\.entrypoints\.cli\.([a-z_.]+)", main))
+    assert {"serve", "run_batch"} <= commands, "it is read where commands are listed"
+    assert not {name for name in commands if re.search("compil|warm|aot", name)}
 
 
 def test_the_file_is_small() -> None:

@@ -22,7 +22,7 @@ def parse(words: str | list[str], front_end: str = "serve", cwd: Path = Path("/"
 
 
 def factors(words: str | list[str], facts: Facts = FACTS, front_end: str = "serve") -> tuple[Factor, ...]:
-    return flag_words.factors(parse(words, front_end, facts=facts), facts, "salt")
+    return flag_words.factors(parse(words, front_end, facts=facts), facts)
 
 
 def shown(words: str | list[str], facts: Facts = FACTS) -> dict[str, tuple[str | None, str]]:
@@ -150,11 +150,12 @@ def test_unknown_secrets_do_not_count_and_other_unknown_words_do() -> None:
     assert {factor.role for factor in factors("m --new-flag a")} == {"blind"}
 
 
-def test_values_nobody_knows_are_sealed_per_store() -> None:
-    read = parse('m --additional-config {"x":"a"}')
-    ours, theirs = (flag_words.factors(read, FACTS, salt) for salt in ("a", "b"))
+def test_values_nobody_knows_are_sealed() -> None:
+    ours, theirs = (
+        flag_words.factors(parse('m --additional-config {"x":' + value), FACTS) for value in ('"a"}', '"b"}')
+    )
     assert ours != theirs
-    assert (ours[0].value or "").startswith("hmac:")
+    assert (ours[0].value or "").startswith("sealed:")
 
 
 @pytest.mark.parametrize(
@@ -210,13 +211,13 @@ class TestConfigFile:
 
     def test_one_behind_an_equals_sign_is_not_read(self, tmp_path: Path) -> None:
         name = self.file(tmp_path, "tensor-parallel-size: 2\n")
-        assert factors("m") == flag_words.factors(parse(f"m --config={name}", cwd=tmp_path), FACTS, "salt")
+        assert factors("m") == flag_words.factors(parse(f"m --config={name}", cwd=tmp_path), FACTS)
 
     @pytest.mark.parametrize("text", ["[1]", "a: [", "", "!!python/object:os.system {}"])
     def test_one_that_cannot_be_read_counts_as_such(self, tmp_path: Path, text: str) -> None:
         found = parse(f"m --config {self.file(tmp_path, text)}", cwd=tmp_path)
         assert found.config_file is not None
-        assert Factor("flags.config", "unreadable", "blind") in flag_words.factors(found, FACTS, "")
+        assert Factor("flags.config", "unreadable", "blind") in flag_words.factors(found, FACTS)
 
     def test_one_that_is_absent(self, tmp_path: Path) -> None:
         assert parse("m --config c.yaml", cwd=tmp_path).config_file is not None

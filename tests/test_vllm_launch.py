@@ -1,6 +1,5 @@
 """Launches of a stand-in vLLM (`tests/engines.py`): what is restored, used, set aside, captured and blamed."""
 
-import ctypes
 import json
 import os
 import shutil
@@ -8,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +19,11 @@ from cachemgr.capture import Launch
 from cachemgr.cli.session import WallClock
 from cachemgr.errors import LaunchError
 from cachemgr.heal import Ailing
-from cachemgr.lookup import NOTHING, Found
 from cachemgr.order import Order, Started, Told
+from cachemgr.store.captures import Capture
 from cachemgr.store.local import LocalStore
 from tests.engines import Engines
-from tests.machines import Machine
+from tests.machines import Machine, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -135,13 +133,6 @@ def test_what_a_killed_launch_set_aside_comes_back_at_the_next(engines: Engines)
     assert not set(before) & set(entries(machine))
     machine.run(*engines.serve("--max-model-len=2048"))
     assert set(before) < set(entries(machine))
-
-
-def wait_for(holds: Any, seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.02)
 
 
 def test_a_server_is_captured_when_it_is_ready_and_the_verdict_is_told_then(engines: Engines) -> None:
@@ -380,7 +371,7 @@ def test_an_engine_that_takes_no_entries_at_all_does_not_fill_the_store(engines:
         last = machine.run(*engines.serve(), STAND_IN="reject")
     assert last["result"] == "exact"
     folder = engines.directory / "store/artifacts" / last["key"].replace(":", "-")
-    assert len(list(folder.iterdir())) == 2
+    assert len(list(folder.glob("*.json.zst"))) == 2
 
 
 def test_who_publishes_nothing_does_not_die_of_the_same_file_again(engines: Engines) -> None:
@@ -530,24 +521,17 @@ class Reader:
         self.launch = event.launch
 
 
-@pytest.fixture
-def in_process() -> Iterator[None]:
-    """A launch makes its process the one that inherits orphans, which no other test may notice."""
-    yield
-    ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
-
-
 @pytest.mark.usefixtures("in_process")
 def test_readiness_to_wait_for_a_launch_is_no_patience_with_a_store(
     engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = engines.machine("one")
 
-    def slow(*_args: object, **_more: object) -> Found:
+    def slow(*_args: object, **_more: object) -> tuple[Capture, ...]:
         time.sleep(3)
-        return NOTHING
+        return ()
 
-    monkeypatch.setattr("cachemgr.before.find", slow)
+    monkeypatch.setattr("cachemgr.lookup.captures", slow)
     reader, cache = Reader(), Cache(LocalStore(machine.store), machine.home / "state")
     assert launch.run(order_on(machine, engines, deadline=2.0, wait=100.0), cache, WallClock(), reader) == 0
     assert reader.launch is not None
@@ -569,5 +553,5 @@ def test_a_store_is_not_left_alone_for_the_time_that_others_took(
     reader, cache = Reader(), Cache(LocalStore(machine.store), machine.home / "state")
     assert launch.run(order_on(machine, engines, deadline=3.0), cache, WallClock(), reader) == 0
     assert reader.launch is not None
-    assert reader.launch.errors == {"restoring": 1}
-    assert cache.rests(time.time()) == 0
+    assert reader.launch.errors == {"restoring": 1, "deadline": 1}
+    assert cache.rests(cache.store, time.time()) == 0

@@ -15,10 +15,12 @@ import pytest
 
 from cachemgr.factors.vllm import flags as flag_words
 from cachemgr.factors.vllm import variables
+from cachemgr.factors.vllm.arguments import flags_of
 from cachemgr.factors.vllm.facts import Facts, Flag, facts_for
 from cachemgr.key import Factor
 
 PYTHON = os.environ.get("CACHEMGR_VLLM_PYTHON", "")
+ROOT = Path(__file__).parent.parent
 PROGRAM = Path(__file__).parent / "programs" / "vllm_hashes.py"
 pytestmark = [
     pytest.mark.vllm,
@@ -80,6 +82,10 @@ class Answer(msgspec.Struct, frozen=True):
     config: str | None = None
     environment: str | None = None
     error: str | None = None
+    carries: bool = True
+    """Whether what the plugin leaves in a configuration for workers on other machines reaches them, unhashed."""
+    asked: dict[str, object] = {}
+    """What the plugin would tell of its `EngineArgs`."""
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -91,7 +97,7 @@ Question = tuple[list[str] | None, dict[str, str]]
 
 
 def run(arguments: Sequence[str], asked: bytes) -> bytes:
-    environ = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    environ = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "CACHEMGR_ROOT": str(ROOT)}
     done = subprocess.run(
         [PYTHON, str(PROGRAM), *arguments], input=asked, capture_output=True, check=False, env=environ
     )
@@ -100,7 +106,9 @@ def run(arguments: Sequence[str], asked: bytes) -> bytes:
 
 
 def ask(questions: Sequence[Question]) -> list[Answer]:
-    return msgspec.json.decode(run([], json.dumps(questions).encode()), type=list[Answer])
+    answers = msgspec.json.decode(run([], json.dumps(questions).encode()), type=list[Answer])
+    assert all(answer.carries for answer in answers)
+    return answers
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +130,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def key_of(words: list[str], facts: Facts) -> tuple[Factor, ...]:
-    return flag_words.factors(flag_words.parse(words, facts, "serve", Path("/")), facts, "salt")
+    return flag_words.factors(flag_words.parse(words, facts, "serve", Path("/")), facts)
 
 
 def test_its_parser_has_exactly_our_flags(known: Options, facts: Facts) -> None:
@@ -168,6 +176,16 @@ def test_one_meaning_is_one_key_and_one_hash(facts: Facts, model: Path) -> None:
         seen[keys.pop()] = told[0][1].config
 
 
+def test_a_program_asks_in_the_words_of_the_command_line(facts: Facts, model: Path) -> None:
+    """What `EngineArgs` hold after the command line was read has the factors of that command line."""
+    lines = [[str(model), *text.format(model=model, file=model / "file.yaml").split()] for text, *_ in MEANINGS]
+    for words, answer in zip(lines, ask([(words, {}) for words in lines]), strict=True):
+        assert answer.error is None
+        ours = flag_words.factors(flags_of(answer.asked, facts), facts)
+        parsed = msgspec.structs.replace(flag_words.parse(words, facts, "serve", Path("/")), front_end="LLM")
+        assert ours == flag_words.factors(parsed, facts), words
+
+
 def test_equal_keys_mean_equal_hashes_for_every_flag(known: Options, facts: Facts, model: Path) -> None:
     choices = {name[2:]: found for name, *_, found in known.options}
     lines = [[str(model)]]
@@ -211,7 +229,7 @@ def test_equal_keys_mean_equal_hashes_for_every_variable(facts: Facts) -> None:
     unseen = [
         environ
         for environ, answer in zip(environs, answers[1:], strict=True)
-        if answer.environment != base and not variables.factors(environ, facts, "salt")
+        if answer.environment != base and not variables.factors(environ, facts)
     ]
     assert unseen == []
 
@@ -220,4 +238,4 @@ def test_other_logging_changes_no_hash(facts: Facts, model: Path) -> None:
     environs = [{}, {"VLLM_LOGGING_LEVEL": "WARNING"}, {"VLLM_LOGGING_COLOR": "1"}]
     answers = ask([([str(model)], environ) for environ in environs])
     assert answers == [answers[0]] * 3
-    assert [variables.factors(environ, facts, "salt") for environ in environs] == [()] * 3
+    assert [variables.factors(environ, facts) for environ in environs] == [()] * 3

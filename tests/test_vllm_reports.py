@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from cachemgr.before import of_part
 from cachemgr.domains import TABLE, Target
 from cachemgr.domains.vllm import TORCH_COMPILE
 from cachemgr.engine_messages import known_reason
@@ -24,6 +25,7 @@ from cachemgr.factors.vllm import flags as flag_words
 from cachemgr.factors.vllm import variables
 from cachemgr.factors.vllm.facts import facts_for, known_versions
 from cachemgr.key import Relations, broken, compare, misplaced, sight
+from cachemgr.order import Part
 from cachemgr.origins import Shared
 from cachemgr.publish import Published, publish
 from cachemgr.statcache import StatCache
@@ -106,7 +108,7 @@ def test_an_address_or_a_home_that_the_engine_ignores_is_no_difference(variable:
     facts = facts_for(version)
     if facts.variables.get(variable):
         pytest.skip("hashed by this version, so it must count")
-    assert variables.factors({variable: "/one"}, facts, "s") == variables.factors({variable: "/two"}, facts, "s")
+    assert variables.factors({variable: "/one"}, facts) == variables.factors({variable: "/two"}, facts)
 
 
 def test_one_model_under_two_mounts_is_near_and_both_places_can_be_told_apart(engines: Engines, tmp_path: Path) -> None:
@@ -200,7 +202,7 @@ def test_launches_that_compile_differently_are_never_one_artifact(version: str, 
     speculative = '{"method":"ngram","num_speculative_tokens":'
     ours, theirs = (
         flag_words.factors(
-            flag_words.parse(["m", words.format(speculative=speculative)], facts, "serve", Path("/")), facts, "salt"
+            flag_words.parse(["m", words.format(speculative=speculative)], facts, "serve", Path("/")), facts
         )
         for words in (one, other)
     )
@@ -217,7 +219,7 @@ def test_launches_that_compile_differently_are_never_one_artifact(version: str, 
 def test_a_variable_that_shapes_the_graph_is_never_ignored(version: str, name: str) -> None:
     # 21,20,20 and 22,20,19 layers on three ranks took one graph.
     facts = facts_for(version)
-    found = compare(*(variables.factors({name: value}, facts, "salt") for value in ("21,20,20", "22,20,19")))
+    found = compare(*(variables.factors({name: value}, facts) for value in ("21,20,20", "22,20,19")))
     assert [each.factor for each in found.differs] == [f"env.{name}"]
     assert found.differs[0].role == ("match" if facts.variables.get(name) else "blind")
 
@@ -295,7 +297,7 @@ def described(engines: Engines, *words: str, model: str | None = None, **environ
     """The profile of `vllm serve MODEL WORDS` in this image."""
     program, serve, own = engines.serve()
     variables = {"PATH": os.environ["PATH"], "HOME": "/root", **engines.variables, **environ}
-    return describe([program, serve, model or own, *words], variables, cwd=Path("/"), ignored_args=(), salt="salt")
+    return describe([program, serve, model or own, *words], variables, cwd=Path("/"), ignored_args=())
 
 
 class Gpus:
@@ -307,8 +309,11 @@ class Gpus:
         version.write_text("__version__ = '2.10.0+cu128'\ncuda = '12.8'\nhip = None\n")
         monkeypatch.setattr(host, "_NVIDIA_NODES", (Path("/dev/null"),))
 
-    def profile(self, found: SimpleNamespace, *words: str, **environ: str) -> Profile:
+    def see(self, found: SimpleNamespace) -> None:
         self._monkeypatch.setitem(sys.modules, "pynvml", found)
+
+    def profile(self, found: SimpleNamespace, *words: str, **environ: str) -> Profile:
+        self.see(found)
         return described(self._engines, *words, **environ)
 
 
@@ -361,6 +366,33 @@ def test_a_driver_that_is_older_than_what_was_compiled_is_refused(
 
 
 H200 = nvml(*["NVIDIA H200"] * 4)
+
+
+@pytest.mark.parametrize(
+    ("words", "waiting"),
+    [
+        ((), 1),
+        (("-tp=2", "-pp=2"), 4),
+        (("-tp=16", "--distributed-executor-backend=ray"), 16),
+        (("-tp=2", "--distributed-executor-backend=external_launcher"), None),
+    ],
+)
+def test_how_many_gpus_wait_for_a_start(gpus: Gpus, words: tuple[str, ...], waiting: int | None) -> None:
+    found = gpus.profile(H200, *words)
+    assert found.gpus == waiting
+    assert of_part(found, Part("launch", "desk", ("rank_0_0",), ())).gpus == 0, "each is in one record"
+
+
+def test_a_program_is_known_to_wait_for_the_only_gpu_that_it_sees(gpus: Gpus, engines: Engines) -> None:
+    def waiting(*names: str, **environ: str) -> int | None:
+        gpus.see(nvml(*names))
+        variables = {"PATH": os.environ["PATH"], "HOME": "/root", **engines.variables, **environ}
+        return describe([sys.executable, "-c", "import torch"], variables, cwd=Path("/"), ignored_args=()).gpus
+
+    assert waiting("NVIDIA H200") == 1
+    assert waiting("NVIDIA H200", "NVIDIA H200") is None, "it may use both"
+    assert waiting("NVIDIA H200", "NVIDIA H200", CUDA_VISIBLE_DEVICES="1") == 1
+    assert waiting("NVIDIA H200", CUDA_VISIBLE_DEVICES="") == 0
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ FACTS = facts_for("0.32.0")
 every_version = pytest.mark.parametrize("version", known_versions())
 
 
-def read(environ: dict[str, str], facts: Facts = FACTS, salt: str = "salt") -> dict[str, tuple[str | None, str]]:
-    return {each.name: (each.value, each.role) for each in variables.factors(environ, facts, salt)}
+def read(environ: dict[str, str], facts: Facts = FACTS) -> dict[str, tuple[str | None, str]]:
+    return {each.name: (each.value, each.role) for each in variables.factors(environ, facts)}
 
 
 @pytest.fixture(autouse=True)
@@ -90,8 +90,8 @@ def test_a_threshold_of_tokens_is_no_secret() -> None:
 
 
 def test_words_are_sealed_unless_they_name_a_back_end() -> None:
-    assert (read({"VLLM_NCCL_SO_PATH": "/a"})["env.VLLM_NCCL_SO_PATH"][0] or "").startswith("hmac:")
-    assert read({"VLLM_NCCL_SO_PATH": "/a"}) != read({"VLLM_NCCL_SO_PATH": "/a"}, salt="other")
+    assert (read({"VLLM_NCCL_SO_PATH": "/a"})["env.VLLM_NCCL_SO_PATH"][0] or "").startswith("sealed:")
+    assert read({"VLLM_NCCL_SO_PATH": "/a"}) != read({"VLLM_NCCL_SO_PATH": "/b"})
     assert read({"VLLM_KV_CACHE_LAYOUT": "HND"}) == {"env.VLLM_KV_CACHE_LAYOUT": ("HND", "match")}
     assert "hunter2" not in repr(read({"VLLM_NEW_BACKEND": "hunter2"}))
 
@@ -110,7 +110,7 @@ def test_names_of_torch_and_triton_are_left_to_their_module(version: str) -> Non
     shared = {
         name
         for name in facts_for(version).variables
-        if environment.factors({name: "1"}, device="cuda", salt="") and not name.startswith("VLLM_")
+        if environment.factors({name: "1"}, device="cuda") and not name.startswith("VLLM_")
     }
     assert shared <= {"CUDA_HOME"}
     assert not any(variables.claims(name) for name in ("CI", "CXX", "TORCH_COMPILE_DISABLE", "TRITON_CACHE_DIR"))

@@ -6,7 +6,7 @@ import pytest
 
 from cachemgr.factors.vllm import flags as flag_words
 from cachemgr.factors.vllm.facts import Facts, facts_for, known_versions
-from cachemgr.factors.vllm.world import World, compile_expected, world
+from cachemgr.factors.vllm.world import World, compile_expected, in_charge_of, world
 
 FACTS = facts_for("0.33.0")
 every_version = pytest.mark.parametrize("version", known_versions())
@@ -63,6 +63,41 @@ def test_ranks_and_their_devices(words: str, ordinals: dict[str, int], size: int
 )
 def test_where_others_place_ranks_nothing_is_said(words: str) -> None:
     assert read(words) == World((), {}, 2)
+
+
+def waiting(words: str, environ: dict[str, str] | None = None) -> int | None:
+    return in_charge_of(flag_words.parse(f"m {words}".split(), FACTS, "serve", Path("/")), environ or {})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "size"),
+    [
+        ([""], 1),
+        (["-tp 2 -pp 2"], 4),
+        (["-dp 4 -dpl 2 -dpa 10.0.0.1", "--headless -dp 4 -dpl 2 -dpr 2 -dpa 10.0.0.1"], 4),
+        (["-dp 4 -dpl 0", "--headless -dp 4 -dpl 4 -dpa 10.0.0.1"], 4),
+        ([f"-tp 2 -dp 4 -dpn {rank}" for rank in range(4)], 8),
+        ([f"-tp 4 --nnodes 2 --node-rank {node}" for node in range(2)], 4),
+        ([f"-tp 2 -dp 2 -n 2 -r {node}" for node in range(2)], 4),
+        ([f"-tp 4 -dp 2 -n 4 -r {node}" for node in range(4)], 8),
+        (["-tp 2 -pp 2 --distributed-executor-backend ray"], 4),
+        (["-tp 2 -dp 4 -dpl 1 --data-parallel-backend ray"], 8),
+    ],
+)
+def test_every_rank_of_a_world_waits_in_the_record_of_one_node(nodes: list[str], size: int) -> None:
+    counts = [waiting(words) for words in nodes]
+    assert sum(count for count in counts if count is not None) == size
+    assert {read(words).size for words in nodes} == {size}
+
+
+def test_a_replica_over_two_nodes_waits_where_its_times_are() -> None:
+    assert [waiting(f"-tp 4 --nnodes 2 --node-rank {node}") for node in range(2)] == [4, 0]
+    assert waiting("-tp 2", {"VLLM_DP_SIZE": "4", "VLLM_DP_RANK": "3"}) == 2
+
+
+@pytest.mark.parametrize("backend", ["external_launcher", "my.Executor"])
+def test_ranks_that_others_start_are_not_guessed(backend: str) -> None:
+    assert waiting(f"-tp 2 --distributed-executor-backend {backend}") is None
 
 
 @pytest.mark.parametrize("ids", ["GPU-a,GPU-b", "0", "", "1,x"])

@@ -26,6 +26,7 @@ from cachemgr.domains import TABLE, Domain, Target
 from cachemgr.domains.scrub import WINNER
 from cachemgr.examine import Tree
 from cachemgr.key import Factor, Relations, derive
+from cachemgr.level import Level
 from cachemgr.lookup import Found, find
 from cachemgr.observe import scan
 from cachemgr.publish import Published, publish
@@ -495,7 +496,7 @@ Publisher = Callable[[Store, Sequence[Tree], Manifest], object]
 
 def look_up(store: Store, factors: Sequence[Factor] = FACTORS, host: Relations | None = None) -> Found:
     """What a launch with these factors would find."""
-    return find(store, derive(factors), factors, host or Relations())
+    return find([Level("local", store, "off")], derive(factors), factors, host or Relations())
 
 
 def restore_found(

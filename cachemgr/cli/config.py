@@ -4,7 +4,8 @@ import click
 
 from cachemgr.cli import EXIT_CODES, output
 from cachemgr.cli.session import settings_of
-from cachemgr.settings import TABLE, Value
+from cachemgr.sensitive import HIDDEN
+from cachemgr.settings import TABLE, Setting, Settings, Value
 
 
 @click.group(epilog=EXIT_CODES)
@@ -23,7 +24,7 @@ def show(ctx: click.Context, form: str, as_json: bool, quiet: bool) -> None:
         output.document(
             settings={
                 setting.name: {
-                    "value": settings.value(setting.name),
+                    "value": _shown(settings, setting),
                     "variable": setting.variable,
                     "origin": settings.origins[setting.name],
                     "help": setting.help,
@@ -35,10 +36,15 @@ def show(ctx: click.Context, form: str, as_json: bool, quiet: bool) -> None:
         output.lines([setting.name for setting in TABLE])
     else:
         rows = [
-            (setting.name, _text(settings.value(setting.name)), setting.variable, settings.origins[setting.name])
+            (setting.name, _text(_shown(settings, setting)), setting.variable, settings.origins[setting.name])
             for setting in TABLE
         ]
         output.table(("SETTING", "VALUE", "VARIABLE", "ORIGIN"), rows, flexible="VALUE")
+
+
+def _shown(settings: Settings, setting: Setting) -> Value | None:
+    value = settings.value(setting.name)
+    return HIDDEN if setting.secret and value is not None else value
 
 
 def _text(value: Value | None) -> str:
@@ -46,6 +52,8 @@ def _text(value: Value | None) -> str:
         return "-"
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, int):
+        return output.size(value) if value else "none"
     if isinstance(value, float):
         return f"{value:g}"
     return " ".join(value) or "-" if isinstance(value, tuple) else value

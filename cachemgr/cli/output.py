@@ -4,6 +4,7 @@ Data goes to stdout, talk to stderr. Nothing is said by colour alone, and no tab
 output is piped.
 """
 
+import json
 import os
 import re
 import shutil
@@ -16,16 +17,19 @@ from typing import Any, Literal, TypeVar
 import click
 import msgspec
 
+from cachemgr import sizes
+from cachemgr.cli.plain import plain
 from cachemgr.key import Difference, Key
 
 Format = Literal["table", "json", "quiet"]
 F = TypeVar("F", bound=Callable[..., None])
 
 SCHEMA = 1
-_UNITS = ("B", "kB", "MB", "GB", "TB")
 _AGES = ((86400 * 365, "y"), (86400, "d"), (3600, "h"), (60, "min"))
 _PIPED_COLUMNS = 1_000_000
 _GAP = "  "
+_LEAST = 12
+"""Columns of a text in a table that are left before another text is shortened as well."""
 _MOST = 40
 """Columns of a value in a sentence."""
 _BEFORE = 8
@@ -55,28 +59,46 @@ def chosen(form: str, *, as_json: bool, quiet: bool) -> Format:
 def document(**content: Any) -> None:
     """Print one JSON document with its schema number."""
     data = msgspec.json.encode({"schema": SCHEMA, **content}, order="sorted")
-    click.echo(msgspec.json.format(data, indent=2).decode())
+    text = msgspec.json.format(data, indent=2).decode()
+    # JSON escapes only some of what a terminal would act upon; all of that stands in strings.
+    click.echo("\n".join(line if line.isprintable() else _escaped(line) for line in text.split("\n")))
+
+
+def _escaped(line: str) -> str:
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in line)
 
 
 def lines(names: Sequence[str]) -> None:
-    """Print names, one a line."""
-    for name in names:
-        click.echo(name)
+    """Print what is for a script, one a line and as it is."""
+    if names:
+        click.echo("\n".join(names))
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = (), flexible: str) -> None:
-    """Print rows under headers. Where a terminal is too narrow, only the `flexible` column is shortened."""
-    grid = [list(headers), *([_plain(cell) for cell in row] for row in rows)]
+    """Print rows under headers. Where a terminal is too narrow, the `flexible` column is shortened, and other texts
+    only where that does not do; never the first column, which names what the row is about, and no number."""
+    grid = [list(headers), *([plain(cell) for cell in row] for row in rows)]
     widths = [max(_width(row[column]) for row in grid) for column in range(len(headers))]
+    rights = [header in right for header in headers]
     bends = headers.index(flexible)
-    others = sum(widths) - widths[bends] + len(_GAP) * (len(widths) - 1)
-    widths[bends] = min(widths[bends], max(_room() - others, len(flexible)))
+    others = [column for column, number in enumerate(rights) if column not in {0, bends} and not number]
+    over = sum(widths) + len(_GAP) * (len(widths) - 1) - _room()
+    over -= _narrow(widths, bends, max(_LEAST, len(flexible)), over)
+    for column in sorted(others, key=lambda column: -widths[column]):
+        over -= _narrow(widths, column, max(_LEAST, len(headers[column])), over)
+    _narrow(widths, bends, len(flexible), over)
+    printed = []
     for row in grid:
-        row[bends] = _shortened(row[bends], widths[bends])
-        cells = (
-            _padded(cell, width, header in right) for cell, width, header in zip(row, widths, headers, strict=True)
-        )
-        click.echo(_GAP.join(cells).rstrip())
+        cells = map(_padded, map(_shortened, row, widths), widths, rights)
+        printed.append(_GAP.join(cells).rstrip())
+    click.echo("\n".join(printed))
+
+
+def _narrow(widths: list[int], column: int, least: int, over: int) -> int:
+    """Make a column narrower by up to `over`, and not below `least`; by how much it is now."""
+    given = max(min(over, widths[column] - least), 0)
+    widths[column] -= given
+    return given
 
 
 def _room() -> int:
@@ -86,12 +108,16 @@ def _room() -> int:
 
 def _width(text: str) -> int:
     """Columns that `text` takes on a terminal."""
+    if text.isascii():
+        return len(text)
     return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
 def _shortened(text: str, width: int) -> str:
     if _width(text) <= width:
         return text
+    if width < 1:
+        return ""
     while _width(text) > width - 1:
         text = text[:-1]
     return text + "…"
@@ -102,17 +128,12 @@ def _padded(text: str, width: int, right: bool) -> str:
     return space + text if right else text + space
 
 
-def _plain(cell: str) -> str:
-    """Control characters in names from elsewhere must not reach a terminal."""
-    return "".join(letter if letter.isprintable() else "�" for letter in cell)
-
-
 def record(pairs: Sequence[tuple[str, str]]) -> None:
     """Print named values, aligned; on a terminal a long value goes on below itself."""
     width = max(_width(name) for name, _value in pairs)
     room = max(_room() - width - len(_GAP), 20)
     for name, value in pairs:
-        first, *rest = textwrap.wrap(_plain(value), room, break_on_hyphens=False) or [""]
+        first, *rest = textwrap.wrap(plain(value), room, break_on_hyphens=False) or [""]
         click.echo((_padded(name, width, right=False) + _GAP + first).rstrip())
         for line in rest:
             click.echo(" " * (width + len(_GAP)) + line)
@@ -120,27 +141,22 @@ def record(pairs: Sequence[tuple[str, str]]) -> None:
 
 def heading(text: str) -> None:
     """Print a title above what follows."""
-    click.echo(f"\n{text}")
+    click.echo(f"\n{plain(text)}")
 
 
 def note(text: str) -> None:
     """Say something to a person, on stderr."""
-    click.echo(text, err=True)
+    click.echo(plain(text), err=True)
 
 
 def say(text: str) -> None:
     """One line of a launch, on stderr."""
-    click.echo(f"cachemgr: {_plain(text)}", err=True)
+    click.echo(f"cachemgr: {plain(text)}", err=True)
 
 
 def size(count: int) -> str:
     """Bytes for people, in powers of 1000."""
-    value = float(count)
-    for unit in _UNITS:
-        if value < 999.5 or unit == _UNITS[-1]:
-            return f"{count} B" if unit == "B" else f"{value:.{1 if value < 99.5 else 0}f} {unit}"
-        value /= 1000
-    raise AssertionError("the last unit takes any size")
+    return sizes.spell(count)
 
 
 def seconds(value: float) -> str:

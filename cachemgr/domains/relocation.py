@@ -9,8 +9,10 @@ A path whose base name is not a sibling of the file cannot be followed elsewhere
 """
 
 import ast
+import cmath
 import json
 import pprint
+import warnings
 from collections.abc import Callable, Collection, Sized
 
 MARK = "@dir@/"
@@ -70,13 +72,18 @@ def unchanged(data: bytes, _directory: str) -> bytes:
 
 def _literal(data: bytes) -> object:
     try:
-        return ast.literal_eval(data.decode())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what a compiler thinks of it is nobody's news
+            return ast.literal_eval(data.decode())
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         raise CannotTravelError("is no Python literal") from None
 
 
 def _printed(value: object) -> bytes:
-    return pprint.PrettyPrinter(indent=4, sort_dicts=False).pformat(value).encode()
+    try:
+        return pprint.PrettyPrinter(indent=4, sort_dicts=False).pformat(value).encode()
+    except ValueError:  # a number with more digits than Python prints, half of a surrogate pair
+        raise CannotTravelError("cannot be printed") from None
 
 
 def _detached(text: str, siblings: Collection[str]) -> str:
@@ -91,6 +98,8 @@ def _detached(text: str, siblings: Collection[str]) -> str:
 
 
 def _attached(text: str, directory: str) -> str:
+    if text.startswith("/"):  # no stored form has one: whoever wrote this did not go through `detach`
+        raise CannotTravelError(f"names `{text[:200]}`, which is not beside it", named=text)
     if not text.startswith(MARK):
         return text
     base = text.removeprefix(MARK)
@@ -110,6 +119,8 @@ def _mapped(value: object, change: Callable[[str], str], depth: int = 0) -> obje
         return _as_large_as(value, changed)
     if isinstance(value, (list, tuple, set)):
         return _as_large_as(value, type(value)(_mapped(item, change, depth + 1) for item in value))
+    if isinstance(value, (float, complex)) and not cmath.isfinite(value):
+        raise CannotTravelError("has a number that nobody can write down")
     return value
 
 

@@ -19,7 +19,7 @@ from cachemgr.domains.domain import ROOT_VARIABLE, Domain, Relocation
 AOT = "torch_aot_compile"
 _RANK = re.compile(r"rank_\d+_\d+(?:_dev\d+)?")
 """`rank_<rank>_<dp>`, and with the device's number where it is patched in (vllm-project/vllm#38962)."""
-_FACTORS_NAME = "cache_key_factors.json"
+FACTORS_NAME = "cache_key_factors.json"
 _TEN_HEX = re.compile(r"[0-9a-f]{10}")
 _AOT_NAME = re.compile(r"[0-9a-f]{64}")
 _INDEX_NAME = "vllm_compile_cache.py"
@@ -119,7 +119,7 @@ def relocation_of(path: str) -> Relocation | None:
     if inner := _inside_inductor(path):
         return torch.relocation_of(inner)
     name = path.rsplit("/", 1)[-1]
-    if name == _FACTORS_NAME:
+    if name == FACTORS_NAME:
         return scrub.FACTORS
     return _INDEX if name == _INDEX_NAME else None
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 
 from cachemgr import digest
-from cachemgr.factors.text import encodable
+from cachemgr.factors.text import encodable, told
 from cachemgr.key import Factor, Role
 from cachemgr.sensitive import is_secret
 
@@ -147,10 +147,10 @@ def without_ours(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name not in pinned and not name.startswith("CACHEMGR_")}
 
 
-def factors(environ: Mapping[str, str], *, device: str | None, salt: str) -> tuple[Factor, ...]:
+def factors(environ: Mapping[str, str], *, device: str | None) -> tuple[Factor, ...]:
     """The variables of `environ` that count on `device`, as factors `env.NAME`."""
     found = [
-        Factor(f"env.{encodable(name)}", _value(name, environ[name], salt), _role(name))
+        Factor(f"env.{encodable(name)}", _value(name, environ[name]), _role(name))
         for name in sorted(environ)
         if _counts(name, environ[name], device)
     ]
@@ -184,8 +184,8 @@ def _role(name: str) -> Role:
     return "blind" if name in _BLIND else "match"
 
 
-def _value(name: str, value: str, salt: str) -> str:
+def _value(name: str, value: str) -> str:
     text = encodable(value)
     if name in _CLEAR or name.startswith(_CPU_PREFIXES) or is_switch(text):
-        return text
-    return digest.sealed(text, salt)
+        return told(text)
+    return digest.sealed(text)

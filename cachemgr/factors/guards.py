@@ -37,6 +37,13 @@ class Platform(msgspec.Struct, frozen=True):
         """For people."""
         return self.device.names or self.device.kind or "unknown"
 
+    def gpus(self, ranks: int | None) -> int | None:
+        """GPUs that wait for a start of so many ranks, each of which has one; None where nobody knows, as of a program
+        that may use any number of those that it sees."""
+        if self.device.kind in {None, "cpu"}:
+            return None if self.device.kind is None else 0
+        return 1 if ranks is None and self.device.gpus == 1 else ranks
+
 
 def look(python: Interpreter | None, environ: Mapping[str, str], cwd: Path, cpuinfo: Path) -> Platform:
     """Read the parts from files, NVML and `/proc`."""

@@ -4,14 +4,17 @@ Nothing here raises: a machine that cannot be read gives None, an unknown that e
 """
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
 import msgspec
 
 from cachemgr import executables
 from cachemgr.factors.packages import NONE, Torch
+
+T = TypeVar("T")
 
 CPUINFO = Path("/proc/cpuinfo")
 # Kernel driver and WSL's paravirtual one. Without either there is no GPU to ask for, whatever libraries are installed.
@@ -42,6 +45,8 @@ class Device(msgspec.Struct, frozen=True):
     capabilities: str | None = None
     driver_cuda: str | None = None
     """Newest CUDA version that the driver can run."""
+    gpus: int | None = None
+    """How many are visible; None where nobody was asked."""
 
 
 class Cpu(msgspec.Struct, frozen=True):
@@ -65,30 +70,46 @@ def device(torch: Torch, environ: Mapping[str, str]) -> Device:
     return _ask_nvml(environ)
 
 
+def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The name of each GPU that CUDA will show a program with these variables; none where NVML cannot be asked."""
+    if _hidden(environ) or not any(node.exists() for node in _NVIDIA_NODES):
+        return ()
+    return _asked(lambda nvml: tuple(_name(nvml, _instance(nvml, handle)) for handle in _visible(nvml, environ)), ())
+
+
 def _hidden(environ: Mapping[str, str]) -> bool:
     return environ.get("CUDA_VISIBLE_DEVICES", "all").split(",")[0].strip() in {"", "-1"}
 
 
 def _ask_nvml(environ: Mapping[str, str]) -> Device:
+    def device(nvml: ModuleType) -> Device:
+        handles = [_instance(nvml, handle) for handle in _visible(nvml, environ)]
+        version = int(nvml.nvmlSystemGetCudaDriverVersion_v2())
+        return Device(
+            "cuda" if handles else "cpu",
+            _distinct(_name(nvml, handle) for handle in handles),
+            _distinct(_capability(nvml, handle) for handle in handles),
+            f"{version // 1000}.{version % 1000 // 10}",
+            len(handles),
+        )
+
+    return _asked(device, Device(None))
+
+
+def _asked(question: Callable[[ModuleType], T], unanswered: T) -> T:
+    """What NVML answers, or `unanswered` where it is absent or fails."""
     try:
         import pynvml
     except ImportError:
-        return Device(None)
+        return unanswered
     try:
         pynvml.nvmlInit()
         try:
-            handles = [_instance(pynvml, handle) for handle in _visible(pynvml, environ)]
-            version = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
-            return Device(
-                "cuda" if handles else "cpu",
-                _distinct(_name(pynvml, handle) for handle in handles),
-                _distinct(_capability(pynvml, handle) for handle in handles),
-                f"{version // 1000}.{version % 1000 // 10}",
-            )
+            return question(pynvml)
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError:
-        return Device(None)
+        return unanswered
 
 
 def _distinct(values: Iterable[str]) -> str | None:

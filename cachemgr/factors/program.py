@@ -20,11 +20,9 @@ from cachemgr.factors.interpreter import is_python
 from cachemgr.factors.text import encodable
 from cachemgr.factors.wrappers import Command
 from cachemgr.key import Factor
-from cachemgr.sensitive import is_secret
+from cachemgr.sensitive import HIDDEN, is_secret, without_secrets
 
-HIDDEN = "***"
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
-_URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 _VALUED = "cmWX"
@@ -223,7 +221,7 @@ def _kept(arguments: Sequence[str], ignored: Sequence[str]) -> list[str]:
 
 
 def _clean(word: str) -> str:
-    return _URL_LOGIN.sub(f"{HIDDEN}@", encodable(word))
+    return without_secrets(encodable(word))
 
 
 def _canonical(words: Sequence[str]) -> str:

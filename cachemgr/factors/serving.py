@@ -5,9 +5,11 @@ from pathlib import Path
 
 import msgspec
 
-from cachemgr.factors import environment, guards, program
+from cachemgr.factors import guards, program
 from cachemgr.factors.guards import Platform
 from cachemgr.factors.profile import Profile
+from cachemgr.factors.target import Target, model_name, serving_variables
+from cachemgr.factors.vllm import arguments as vllm_arguments
 from cachemgr.factors.vllm import flags as vllm_flags
 from cachemgr.factors.vllm import model as vllm_model
 from cachemgr.factors.vllm import packages as vllm_packages
@@ -17,7 +19,7 @@ from cachemgr.factors.vllm.facts import Facts, facts_for
 from cachemgr.factors.vllm.flags import Flags
 from cachemgr.factors.vllm.model import Model
 from cachemgr.factors.vllm.packages import Vllm
-from cachemgr.factors.vllm.world import World, compile_expected, world
+from cachemgr.factors.vllm.world import World, compile_expected, in_charge_of, world
 from cachemgr.key import Factor, Relations
 
 _DEFAULT_MODEL = "Qwen/Qwen3-0.6B"
@@ -34,15 +36,43 @@ class Setting(msgspec.Struct, frozen=True):
     cwd: Path
     platform: Platform
     constants: Mapping[str, str]
-    salt: str
+    target: Target | None = None
+    """The machine, where it is another one than this."""
+    own: Mapping[str, str] = {}
+    """Of the variables, those that are not the target's."""
+
+
+def flags_of(command: EngineCommand, path: Sequence[str], cwd: Path) -> Flags:
+    """The flags of a command whose Python finds modules in `path`."""
+    return vllm_flags.parse(command.words, facts_for(vllm_packages.vllm(path, cwd).version), command.front_end, cwd)
+
+
+def model_here(
+    command: EngineCommand, path: Sequence[str], environ: Mapping[str, str], cwd: Path
+) -> tuple[Model, Flags, str]:
+    """The model that a command loads here, its flags, and the name that it asks for it by."""
+    engine, flags = vllm_packages.vllm(path, cwd), flags_of(command, path, cwd)
+    return model_of(flags, engine, environ, cwd), flags, flags.model or _DEFAULT_MODEL
 
 
 def profile(command: EngineCommand, setting: Setting) -> Profile:
     """The profile of a command that starts an engine of vLLM."""
-    path, cwd = setting.platform.path, setting.cwd
-    engine = vllm_packages.vllm(path, cwd)
+    engine = _engine(setting)
     facts = facts_for(engine.version)
-    flags = vllm_flags.parse(command.words, facts, command.front_end, cwd)
+    flags = vllm_flags.parse(command.words, facts, command.front_end, setting.cwd)
+    return _profile(engine, facts, flags, setting)
+
+
+def profile_of_program(fields: Mapping[str, object], extra: Sequence[Factor], setting: Setting) -> Profile:
+    """The profile of an engine that a program makes. `fields` are the `EngineArgs` that it gave, `extra` is what the
+    program itself may have to do with it."""
+    engine = vllm_packages.vllm(setting.platform.path, setting.cwd)
+    facts = facts_for(engine.version)
+    flags = vllm_arguments.flags_of(fields, facts)
+    return _profile(engine, facts, flags, setting, extra)
+
+
+def _profile(engine: Vllm, facts: Facts, flags: Flags, setting: Setting, extra: Sequence[Factor] = ()) -> Profile:
     model = _model(flags, engine, setting)
     pins = vllm_variables.constants(facts, setting.environ)
     variables = {**setting.environ, **setting.constants}
@@ -52,10 +82,12 @@ def profile(command: EngineCommand, setting: Setting) -> Profile:
         Factor("engine", "vllm", "guard"),
         *guards.guards(setting.platform),
         *guards.threads(setting.platform, variables),
-        *vllm_packages.factors(engine, path, cwd, setting.environ),
-        *vllm_flags.factors(flags, facts, setting.salt),
-        *_variables(variables, facts, setting),
+        *_packages(engine, setting),
+        *vllm_flags.factors(flags, facts),
+        *serving_variables(variables, engine, setting.platform.device.kind),
+        *(() if setting.target is None else setting.target.sealed_for("vllm", setting.own)),
         *vllm_model.factors(model),
+        *extra,
     )
     return Profile(
         engine="vllm",
@@ -69,17 +101,32 @@ def profile(command: EngineCommand, setting: Setting) -> Profile:
         constants=dict(setting.constants),
         pins=pins,
         ranks=ours.ranks,
+        world=ours.size,
+        gpus=setting.platform.gpus(in_charge_of(flags, setting.environ)),
         compiles=compiles,
         notes=_notes(facts, engine, flags, why_not),
     )
 
 
-def _model(flags: Flags, engine: Vllm, setting: Setting) -> Model:
+def _engine(setting: Setting) -> Vllm:
+    if setting.target is not None:
+        return setting.target.engine
+    return vllm_packages.vllm(setting.platform.path, setting.cwd)
+
+
+def _packages(engine: Vllm, setting: Setting) -> Sequence[Factor]:
+    if setting.target is not None:
+        return setting.target.packages
+    return vllm_packages.factors(engine, setting.platform.path, setting.cwd, setting.environ)
+
+
+def model_of(flags: Flags, engine: Vllm, environ: Mapping[str, str], cwd: Path) -> Model:
+    """The model that a command with these flags loads here."""
     return vllm_model.model(
         flags.model or _DEFAULT_MODEL,
         revision=flags.values.get("revision"),
-        environ=setting.environ,
-        cwd=setting.cwd,
+        environ=environ,
+        cwd=cwd,
         hf_config_path=flags.values.get("hf-config-path"),
         code_revision=flags.values.get("code-revision"),
         vllm_version=engine.version,
@@ -87,12 +134,10 @@ def _model(flags: Flags, engine: Vllm, setting: Setting) -> Model:
     )
 
 
-def _variables(variables: Mapping[str, str], facts: Facts, setting: Setting) -> list[Factor]:
-    others = {name: value for name, value in variables.items() if not vllm_variables.claims(name)}
-    return [
-        *vllm_variables.factors(variables, facts, setting.salt),
-        *environment.factors(others, device=setting.platform.device.kind, salt=setting.salt),
-    ]
+def _model(flags: Flags, engine: Vllm, setting: Setting) -> Model:
+    there = {} if setting.target is None else setting.target.models
+    known = there.get(model_name(flags.model or _DEFAULT_MODEL, flags.values))
+    return model_of(flags, engine, setting.environ, setting.cwd) if known is None else known
 
 
 def _with_ordinals(relations: Relations, platform: Platform, ours: World) -> Relations:

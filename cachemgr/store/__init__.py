@@ -6,7 +6,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, runtime_checkable
 
 import msgspec
 
@@ -17,6 +17,13 @@ class Entry(msgspec.Struct, frozen=True):
     name: str
     size: int
     modified: float
+
+
+class Source(Protocol):
+    """Bytes that are read once, from the first to the last."""
+
+    def read(self, size: int, /) -> bytes:
+        """At most `size` bytes; none at the end."""
 
 
 class Store(Protocol):
@@ -35,11 +42,18 @@ class Store(Protocol):
     def open(self, name: str) -> BinaryIO:
         """A reader of an object; the caller closes it. Raises NotFoundError."""
 
+    def slice(self, name: str, start: int, size: int) -> bytes:
+        """At most `size` bytes from `start` on; fewer only where the object ends. Raises NotFoundError."""
+
     def put(self, name: str, data: bytes) -> bool:
         """Create an object, durable when this returns; an existing one is left alone. Whether it was created."""
 
     def put_file(self, name: str, path: Path) -> bool:
         """Like `put`, taking the bytes of the file `path`, which may be moved and must not be used afterwards."""
+
+    def put_stream(self, name: str, source: Source) -> bool:
+        """Like `put`, taking bytes from `source` until it has no more. What reading it raises is passed on as it is,
+        and nothing is visible then: so a source that checks its bytes decides whether there is an object."""
 
     def refresh(self, name: str) -> bool:
         """Make an object look new to a prune's grace time. Whether the object exists."""
@@ -55,3 +69,16 @@ class Store(Protocol):
 
     def __str__(self) -> str:
         """How a person names this store: a path or a URL."""
+
+
+@runtime_checkable
+class Remote(Store, Protocol):
+    """A store behind a network, every request of which may take long."""
+
+    def until(self, deadline: float) -> "Remote":
+        """The same store for a caller who has time until `deadline` (`time.monotonic()`). Everything may raise
+        DeadlineError then."""
+
+    def conditional(self) -> bool:
+        """Whether the first writer of a name wins, as far as is known; it is found out by the first `put`. Where it
+        does not, the last one wins, which is safe for objects that are named by their bytes."""

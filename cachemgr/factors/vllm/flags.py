@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from cachemgr import digest
-from cachemgr.factors.text import encodable
+from cachemgr.factors.text import encodable, told
 from cachemgr.factors.vllm import yaml_file
 from cachemgr.factors.vllm.facts import Facts, Flag
 from cachemgr.factors.vllm.harmless import AUTO_SIZED, DERIVED, HARMLESS, HARMLESS_KEYS, ONLY_GIVEN
@@ -86,23 +86,24 @@ def parse(words: Sequence[str], facts: Facts, front_end: str, cwd: Path) -> Flag
     # `vllm serve MODEL` wins over the file (entrypoints/cli/serve.py); --model is moved to its place.
     if reader.operands:
         model = model if model is not None and _names_model(words) else reader.operands.pop(0)
-    values = {name: text for name, text in reader.values.items() if not _is_default(options.get(name), text)}
+    flags = settled(front_end, reader.values, model, (*reader.unknown, *reader.operands), facts)
+    return msgspec.structs.replace(flags, config_file=problem)
+
+
+def settled(front_end: str, given: Mapping[str, str], model: str | None, unknown: Sequence[str], facts: Facts) -> Flags:
+    """Flags without those that equal their literal default."""
+    options = facts.options(front_end)
+    values = {name: text for name, text in given.items() if not _is_default(options.get(name), text)}
     if facts.level_3_is_2 and values.get("optimization-level") == "3":
         values.pop("optimization-level")
-    return Flags(
-        front_end=front_end,
-        values=dict(sorted(values.items())),
-        model=model,
-        unknown=(*reader.unknown, *reader.operands),
-        config_file=problem,
-    )
+    return Flags(front_end=front_end, values=dict(sorted(values.items())), model=model, unknown=tuple(unknown))
 
 
-def factors(flags: Flags, facts: Facts, salt: str) -> tuple[Factor, ...]:
+def factors(flags: Flags, facts: Facts) -> tuple[Factor, ...]:
     """`flags.<name>`, or `flags.<name>.<key>` where the value is a config: what counts of `flags`.
 
     Hashed by the engine: `match`. Otherwise `blind`, unless it is harmless and left out. Where facts are only assumed
-    from another minor release, everything is `blind`. `salt` seals values that nobody knows.
+    from another minor release, everything is `blind`. Values that nobody knows are sealed.
     """
     options = facts.options(flags.front_end)
     auto = flags.values.get("max-model-len") == "-1"
@@ -114,25 +115,25 @@ def factors(flags: Flags, facts: Facts, salt: str) -> tuple[Factor, ...]:
             found.append(Factor(f"flags.{name}", "given", "blind"))
         elif (parts := _parts(name, text, facts)) is not None:
             # A config without keys is not the same as none.
-            found += list(_keyed(name, parts, facts, salt)) or [Factor(f"flags.{name}", "given", "blind")]
+            found += list(_keyed(name, parts, facts)) or [Factor(f"flags.{name}", "given", "blind")]
         else:
             flag = options[name]
             role: Role = "match" if (flag.hashed or name in DERIVED) and facts.close else "blind"
-            found.append(Factor(f"flags.{name}", encodable(text), role))
+            found.append(Factor(f"flags.{name}", told(encodable(text)), role))
     if flags.front_end != "serve" and not flags.values.keys() >= {"max-num-batched-tokens", "max-num-seqs"}:
         # Sizes of batches have defaults by front end (engine/arg_utils.py, get_batch_defaults), and one of the two is
         # hashed since 0.31 only.
         seen = facts.close and options["max-num-seqs"].hashed
         found.append(Factor("flags.front-end", flags.front_end, "match" if seen else "blind"))
     if flags.unknown:
-        sealed = digest.sealed(json.dumps([encodable(word) for word in _public(flags.unknown)]), salt)
+        sealed = digest.sealed(json.dumps([encodable(word) for word in _public(flags.unknown)]))
         found.append(Factor("flags.unknown", sealed, "blind"))
     if flags.config_file is not None:
         found.append(Factor("flags.config", "unreadable", "blind"))
     return tuple(sorted(found, key=lambda factor: factor.name))
 
 
-def _keyed(name: str, parts: Mapping[str, object], facts: Facts, salt: str) -> Iterator[Factor]:
+def _keyed(name: str, parts: Mapping[str, object], facts: Facts) -> Iterator[Factor]:
     known = facts.keys.get(name)
     for key, value in parts.items():
         if (name, key) in HARMLESS_KEYS:
@@ -145,7 +146,7 @@ def _keyed(name: str, parts: Mapping[str, object], facts: Facts, salt: str) -> I
         if is_secret(key) and not clear and not hashed:
             continue
         role: Role = "match" if hashed and facts.close else "blind"
-        yield Factor(f"flags.{name}.{encodable(key)}", text if clear else digest.sealed(text, salt), role)
+        yield Factor(f"flags.{name}.{encodable(key)}", told(text) if clear else digest.sealed(text), role)
 
 
 def _hashed(name: str, known: Mapping[str, bool] | None, key: str, facts: Facts) -> bool:

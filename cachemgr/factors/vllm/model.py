@@ -25,8 +25,7 @@ from cachemgr import digest
 from cachemgr.factors.text import encodable
 from cachemgr.factors.vllm.files import head
 from cachemgr.key import Factor
-
-HIDDEN = "***"
+from cachemgr.sensitive import HIDDEN
 
 # vLLM 0.26 to 0.33 `transformers_utils/utils.py` (is_cloud_storage) and `runai_utils.py` (SUPPORTED_SCHEMES).
 _OBJECT_STORAGE = ("s3://", "gs://", "az://")

@@ -56,6 +56,27 @@ _PLACES = {"VLLM_CONFIG_ROOT": _ROOT, "VLLM_XLA_CACHE_PATH": f"{_ROOT}/xla_cache
 _USER_FILES = ("do_not_track", "ray_non_carry_over_env_vars.json")
 
 
+# What `import vllm` sets: not the program's doing, and the same in every start (0.26-0.33 env_override.py). What vLLM
+# sets later, it sets while it makes its engine's configuration, and that is after the question.
+_SET_BY_IMPORT = frozenset(
+    {
+        "LD_LIBRARY_PATH",
+        "PYTORCH_NVML_BASED_CUDA_CHECK",
+        "TILELANG_CLEANUP_TEMP_FILES",
+        "TORCHINDUCTOR_COMPILE_THREADS",
+        "TRITON_CACHE_AUTOTUNING",
+    }
+)
+
+
+def seen_by(began: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a program that has imported vLLM: what it `began` with and what it has set since (`now`), but
+    for what vLLM sets itself."""
+    changed = {name for name in began.keys() | now.keys() if began.get(name) != now.get(name)} - _SET_BY_IMPORT
+    kept = {name: value for name, value in began.items() if name not in changed}
+    return kept | {name: now[name] for name in changed if name in now}
+
+
 def claims(name: str) -> bool:
     """Whether this module speaks for a variable, counted or not."""
     return name.startswith(_PREFIXES) or any(name in facts_for(version).variables for version in known_versions())
@@ -73,13 +94,13 @@ def constants(facts: Facts, environ: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def factors(environ: Mapping[str, str], facts: Facts, salt: str) -> tuple[Factor, ...]:
-    """`env.NAME` for the variables of `environ` that this module claims and that count. `salt` seals unknown values.
+def factors(environ: Mapping[str, str], facts: Facts) -> tuple[Factor, ...]:
+    """`env.NAME` for the variables of `environ` that this module claims and that count. Unknown values are sealed.
 
     `environ` is that of the user, without what an outer cachemgr pinned; `constants` may be in it already.
     """
     found = [
-        Factor(f"env.{encodable(name)}", _value(name, value, facts, salt), role)
+        Factor(f"env.{encodable(name)}", _value(name, value, facts), role)
         for name, value in environ.items()
         if name not in _PLACES and (role := _role(name, value, facts)) is not None
     ]
@@ -88,7 +109,7 @@ def factors(environ: Mapping[str, str], facts: Facts, salt: str) -> tuple[Factor
     if "proxy" in environ.get("JAX_PLATFORMS", "").lower():
         # What VLLM_TPU_USING_PATHWAYS, which is hashed, is read from (vllm/envs.py).
         found.append(Factor("env.JAX_PLATFORMS", "proxy", "match"))
-    found += _placed(environ, facts, salt)
+    found += _placed(environ, facts)
     return tuple(sorted(found, key=lambda factor: factor.name))
 
 
@@ -109,17 +130,17 @@ def _is_link(name: str, value: str, *, known: bool) -> bool:
     return is_service_link(name if not known or name.endswith("_PORT") else "", value)
 
 
-def _value(name: str, value: str, facts: Facts, salt: str) -> str:
+def _value(name: str, value: str, facts: Facts) -> str:
     if name in SECRET:
         return "set"
     text = encodable(value)
     known = name in facts.variables
     if is_switch(text) or (known and _CLEAR.fullmatch(name)):
         return text
-    return digest.sealed(text, salt)
+    return digest.sealed(text)
 
 
-def _placed(environ: Mapping[str, str], facts: Facts, salt: str) -> list[Factor]:
+def _placed(environ: Mapping[str, str], facts: Facts) -> list[Factor]:
     """The hashed places that are no constant: the user's own, or the default under the user's home."""
     pinned = constants(facts, environ)
     found = []
@@ -127,7 +148,7 @@ def _placed(environ: Mapping[str, str], facts: Facts, salt: str) -> list[Factor]
         if not facts.variables.get(name) or name in pinned or environ.get(name) == constant:
             continue
         place = environ.get(name) or _default(name, environ)
-        found.append(Factor(f"env.{name}", digest.sealed(encodable(place), salt), "match" if facts.close else "blind"))
+        found.append(Factor(f"env.{name}", digest.sealed(encodable(place)), "match" if facts.close else "blind"))
     return found
 
 

@@ -64,6 +64,18 @@ def world(flags: Flags, environ: Mapping[str, str]) -> World:
     return World(tuple(placed), _on_devices(placed, flags.values.get("device-ids")), size)
 
 
+def in_charge_of(flags: Flags, environ: Mapping[str, str]) -> int | None:
+    """How many ranks wait for the start that this command is in charge of, so that each of a world is counted on one
+    node: where a replica spans several, on that of its first rank, whose log has its times. None where somebody else
+    starts one process a rank."""
+    shape = _shape(flags, environ)
+    if flags.values.get("data-parallel-backend") in _RAY:
+        return shape.replica * shape.replicas
+    if flags.values.get("distributed-executor-backend", "mp") not in {"mp", "uni", *_RAY}:
+        return None
+    return shape.replica * shape.local if shape.node % shape.spanned == 0 else 0
+
+
 def compile_expected(
     flags: Flags, environ: Mapping[str, str], facts: Facts, architectures: Collection[str] = ()
 ) -> tuple[bool, str]:

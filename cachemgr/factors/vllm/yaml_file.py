@@ -9,6 +9,8 @@ import json
 from collections.abc import Collection
 from pathlib import Path
 
+from cachemgr import documents
+
 
 def words(path: Path, switches: Collection[str]) -> list[str]:
     """The words that `path` stands for. `switches` are the flags that have a `--no-` twin.
@@ -16,12 +18,12 @@ def words(path: Path, switches: Collection[str]) -> list[str]:
     Raises:
         ValueError: the file cannot be read, or is no YAML mapping.
     """
-    import yaml
-
     try:
-        loaded = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        loaded = documents.yaml(path.read_text())
+    except (OSError, UnicodeError) as error:
         raise ValueError(f"{path.name}: {type(error).__name__}") from error
+    except ValueError as error:
+        raise ValueError(f"{path.name}: no YAML") from error
     if path.suffix not in {".yaml", ".yml"} or not isinstance(loaded, dict):
         raise ValueError(f"{path.name}: not a mapping in a .yaml file")
     found: list[str] = []
