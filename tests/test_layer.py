@@ -17,7 +17,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachemgr import digest
+from cachemgr import digest, layer
 from cachemgr.capture import File, Layer, Section, Unit, is_safe_path
 from cachemgr.digest import of_bytes
 from cachemgr.errors import CorruptError
@@ -154,13 +154,23 @@ def test_packing_twice_gives_equal_bytes_however_the_bytes_arrive() -> None:
     assert packed() == packed(piece=1 << 22) == packed(piece=513)
 
 
+def test_how_many_threads_compress_says_nothing_about_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer of several jobs of the compressor, with and without a second one to do them, in pieces of any size."""
+    files = {f"a/{number}": noise(f"{number // 2}", 9 << 20) for number in range(3)}
+    two = packed([unit("a", files)], files, piece=CHUNK)
+    monkeypatch.setitem(layer._TUNING, "threads", 1)
+    assert packed([unit("a", files)], files, piece=700_001) == two
+    assert two[0].size < 19 << 20, "what one job has seen another finds again"
+    assert unpacked(*two).files == files
+
+
 BYTES_OF_0_1 = {
     packed: (
-        "sha256:1d391ced7266d3a7e8886d2cea2cf43c30e337b6da4d4ed49a95a4727af72a2a",
+        "sha256:bac7696167ee106b8e6ac0903c150567aea2f94f1bda697a2192d5cf3b4d2cff",
         "sha256:18e12fed31852041a317c0e7953a2c0f9ed42633f41e9f7e697ee44021a2e23b",
     ),
     packed_domains: (
-        "sha256:dc701848b8999e7183394671b934b6dd0052ae7a27edae7b15e0104afa2f4e09",
+        "sha256:6fac974126aa1d7c1af3dda21db7001959e2e09a200a1aa8df059cf105c8a220",
         "sha256:a1b4fa18aa8bc1055a88f337adbe77a39dfcc256383a85cb18de5b47321c4872",
     ),
 }
@@ -648,7 +658,7 @@ def test_a_target_that_is_full_is_an_error_and_not_a_wait(units: list[Unit], spa
 
 def test_a_full_disk_is_an_error_and_not_a_wait(small_disk: MakeDisk) -> None:
     place = small_disk(64 << 10)
-    with pytest.raises(OSError, match="No space left"), (place / "layer").open("wb", buffering=0) as target:
+    with pytest.raises(OSError, match="No space left"), (place / "layer").open("wb") as target:
         pack(sections(UNITS), Held(ALL), target)
 
 
