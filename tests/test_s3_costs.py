@@ -76,3 +76,19 @@ def test_a_listing_costs_a_request_for_every_thousand_objects(
     server.clear()
     assert len(list(store.scan("a/"))) == 3
     assert len(server.asked) == 1
+
+
+@pytest.mark.usefixtures("s3")
+def test_a_layer_is_sent_once_also_by_a_process_that_does_not_know_the_server(
+    between: tuple[FaultyServer, S3Server], tmp_path: Path
+) -> None:
+    """What finds out about conditions by writing twice is small."""
+    server, place = between
+    store, layer = place.store(tmp_path), b"x" * 100_000
+    server.clear()
+    assert store.put("a", layer) is True
+    assert [asked.split("/")[0].strip() for asked in server.asked] == ["LIST tests", "PUT"]
+    assert store.put("a", layer) is False
+    server.clear()
+    assert store.put("b", b"") is True
+    assert [asked.split("/")[0].strip() for asked in server.asked] == ["PUT", "PUT"]

@@ -287,10 +287,16 @@ def read_layout(store: Store) -> Layout | None:
 
 
 def ensure_layout(store: Store) -> Layout:
-    """The layout of a store, made if it is new."""
-    found = read_layout(store)
-    if found is not None:
-        return found
+    """The layout of a store, made if it is new. Raises as `read_layout`."""
+    return read_layout(store) or make_layout(store)
+
+
+def make_layout(store: Store) -> Layout:
+    """The layout of a store in which there was none.
+
+    Raises:
+        CorruptError: it does not keep what is written to it, or somebody has made it another store.
+    """
     store.put(_LAYOUT_NAME, msgspec.json.encode(Layout(LAYOUT)))
     store.put(_TAG_NAME, _TAG)
     made = read_layout(store)

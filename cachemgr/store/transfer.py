@@ -28,7 +28,7 @@ from cachemgr.errors import (
 )
 from cachemgr.key import Key, from_folder
 from cachemgr.parallel import side_by_side
-from cachemgr.store import Entry, Store, layout
+from cachemgr.store import Entry, Remote, Store, layout
 from cachemgr.store.captures import (
     GRACE_SECONDS,
     Capture,
@@ -180,6 +180,8 @@ class Transfer:
         self._read: dict[tuple[Key, Digest], Capture] = {}
         self._stop: CacheError | None = None
         self._large = threading.Semaphore(_LARGE_STREAMS)
+        self._laid: Begun[layout.Layout | None] | None = None
+        """The layout of the target, read while it is listed."""
         self._strange: set[str] = set()
         """Layers that are at the target in another size than they should have."""
         self._turns: dict[str, threading.Lock] = {}
@@ -239,6 +241,8 @@ class Transfer:
     ) -> Plan:
         """What is asked of the target is asked at once: a request is mostly waiting."""
         hinted = Begun(f"listing hints in {self._target}", lambda: self._hinted(captures if self._hints else ()))
+        if isinstance(self._target, Remote):
+            self._laid = Begun(f"reading the layout of {self._target}", lambda: layout.read_layout(self._target))
         held = self._held_layers([layer for capture in captures for layer in capture.manifest.layers])
         view = _View(there, here.result(), held, hinted.result(), now, with_hints=self._hints)
         loads = [view.load(capture) for capture in captures]
@@ -284,7 +288,8 @@ class Transfer:
         """
         if not plan.loads:
             return Moved((), 0, 0, ())
-        layout.ensure_layout(self._target)
+        if (layout.read_layout(self._target) if self._laid is None else self._laid.result()) is None:
+            layout.make_layout(self._target)
         names = (name for load in plan.loads for name in (*(piece.name for piece in load.pieces()), *load.aged))
         self._turns = {name: threading.Lock() for name in names}
         try:

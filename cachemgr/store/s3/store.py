@@ -28,6 +28,8 @@ from cachemgr.store.scratch import prepare
 
 _SCRATCH = "tmp"
 _MAX_KEY_BYTES = 1024
+_PROBE_BYTES = 64 << 10
+"""Up to so many bytes are written twice to find out whether the server keeps to a condition."""
 _ABSENT = frozenset({"NoSuchKey"})
 _TAKEN = frozenset({"PreconditionFailed", "412"})
 _ENDED = frozenset({"NoSuchUpload"})
@@ -54,7 +56,7 @@ class S3Store:
         return limited
 
     def conditional(self) -> bool:
-        """Whether the first writer of a name wins, as far as is known; it is found out by the first `put`."""
+        """Whether the first writer of a name wins, as far as is known; it is found out by the first small `put`."""
         return self._link.conditional is not False
 
     def read(self, name: str, *, limit: int) -> bytes:
@@ -77,6 +79,9 @@ class S3Store:
         key = self._key(name)
         if self._link.conditional is False:
             return self._put_unless_listed(name, key, data)
+        probes = self._link.conditional is None and len(data) <= _PROBE_BYTES
+        if self._link.conditional is None and not probes and self._listed(name, key):
+            return False
         try:
             self._put(name, key, data, expected=_TAKEN | _UNKNOWN_CONDITION, IfNoneMatch="*")
         except Answered as answer:
@@ -84,7 +89,7 @@ class S3Store:
             if self._link.conditional:
                 return answer.repeated and self._is(name, data)
             return self._put_unless_listed(name, key, data)
-        if self._link.conditional is None:
+        if probes:
             self._link.conditional = self._condition_holds(name, key, data)
         return True
 
