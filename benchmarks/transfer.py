@@ -12,7 +12,6 @@ verified and durable. A peer is its process; what it takes to start is measured 
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -34,7 +33,7 @@ from cachemgr.level import Level
 from cachemgr.lookup import find
 from cachemgr.pull import pull
 from cachemgr.statcache import StatCache
-from cachemgr.store import Store
+from cachemgr.store import Store, layout
 from cachemgr.store.captures import Capture
 from cachemgr.store.local import LocalStore
 from cachemgr.store.s3 import Bucket, S3Store
@@ -71,15 +70,16 @@ class Place:
         self._environ = {**os.environ, **own, "RCLONE_CONFIG": os.devnull}
 
     def store(self, prefix: str, scratch: Path) -> S3Store:
-        """The store below a prefix, with a client that is ready."""
+        """The store below a prefix, with a client that is ready, and a layout, which is written once in its life."""
         made = S3Store(Bucket(self.bucket, prefix, endpoint=self.endpoint, region="us-east-1"), scratch / "mirror-tmp")
-        made.has("ready")
+        layout.ensure_layout(made)
         return made
 
-    def run(self, command: str) -> None:
-        """A command line of tools, in a shell that fails when one of them does."""
+    def run(self, command: str, target: Path | None = None) -> None:
+        """A command line of tools, in a shell that fails when one of them does; `$TARGET` in it is `target`."""
         words = ["bash", "-o", "pipefail", "-c", command]
-        subprocess.run(words, check=True, env=self._environ, stdout=subprocess.DEVNULL)
+        environ = self._environ if target is None else {**self._environ, "TARGET": str(target)}
+        subprocess.run(words, check=True, env=environ, stdout=subprocess.DEVNULL)
 
     def remove(self, prefix: str) -> None:
         """Everything below a prefix."""
@@ -111,7 +111,8 @@ class Bench:
 
     def __init__(self, place: Place, sample: Sample, scratch: Path) -> None:
         self._place, self._sample, self._scratch = place, sample, scratch
-        self._local, self._target, self._kept = scratch / "local", scratch / "target", scratch / "kept"
+        self._local = self._target = self._kept = scratch / "kept"
+        self._moves = 0
         journeys.capture(sample, self._kept, StatCache({}))
         (self._layer,) = (self._kept / "layers").rglob("*.zst")
         self._mirror = self._packed_mirror = place.store("bench/none", scratch)
@@ -145,9 +146,17 @@ class Bench:
 
     def _round(self, steps: Mapping[str, Callable[[], None]], seconds: dict[str, list[float]]) -> None:
         for name, step in steps.items():
-            for directory in (self._local, self._target):
-                shutil.rmtree(directory, ignore_errors=True)
+            self._move_on()
             seconds.setdefault(name, []).append(timed(step))
+
+    def _move_on(self) -> None:
+        """Each move has directories of its own, nothing is deleted before the last one, and what was written before is
+        on the disk: for each file that it makes, ext4 looks at all inodes of the group that were deleted in the last
+        minute (Linux `fs/ext4/ialloc.c`, `recently_deleted`), which takes as long as all else that a restore does, and
+        no launch deletes a cache just before."""
+        os.sync()
+        self._moves += 1
+        self._local, self._target = (self._scratch / f"{what}-{self._moves}" for what in ("local", "target"))
 
     def _ups(self, at: str) -> dict[str, Callable[[], None]]:
         tool, root, to = self._place.tool, self._sample.root, f"{self._place.bucket}/{at}"
@@ -162,17 +171,20 @@ class Bench:
         return {OURS: self._push, **peers, OURS_PACKED: lambda: _push(self._kept, self._packed_mirror)}
 
     def _downs(self, at: str) -> dict[str, Callable[[], None]]:
-        tool, to, there = self._place.tool, self._target, f"{self._place.bucket}/{at}"
-        floor = f"{tool('s5cmd')} cat s3://{there}/floor.tar.zst | zstd -dq | tar -x --no-same-owner -C {to}"
+        tool, there = self._place.tool, f"{self._place.bucket}/{at}"
+        floor = f"{tool('s5cmd')} cat s3://{there}/floor.tar.zst | zstd -dq | tar -x --no-same-owner -C $TARGET"
         commands = {
-            "s5cmd": f"{tool('s5cmd')} cp 's3://{there}/s5cmd/*' {to}/",
-            "rclone": f"{tool('rclone')} copy :s3:{there}/rclone {to}",
-            "aws": f"{tool('aws')} cp --recursive s3://{there}/aws {to}",
-            FLOOR: f"mkdir {to} && {floor}",
-            PACKED: f"{tool('s5cmd')} cp s3://{there}/packed.tar.zst {to}/",
+            "s5cmd": f"{tool('s5cmd')} cp 's3://{there}/s5cmd/*' $TARGET/",
+            "rclone": f"{tool('rclone')} copy :s3:{there}/rclone $TARGET",
+            "aws": f"{tool('aws')} cp --recursive s3://{there}/aws $TARGET",
+            FLOOR: f"mkdir $TARGET && {floor}",
+            PACKED: f"{tool('s5cmd')} cp s3://{there}/packed.tar.zst $TARGET/",
         }
-        peers = {name: partial(self._place.run, command) for name, command in commands.items()}
+        peers = {name: partial(self._bring, command) for name, command in commands.items()}
         return {OURS: self._restore, **peers, OURS_PACKED: self._pull_layer}
+
+    def _bring(self, command: str) -> None:
+        self._place.run(command, self._target)
 
     def _push(self) -> None:
         journeys.capture(self._sample, self._local, StatCache({}))
@@ -291,7 +303,6 @@ def main() -> None:
             scratch = Path(name) / f"work-{sample.name}"
             scratch.mkdir()
             figures.append(Bench(place, sample, scratch).run(options.rounds))
-            shutil.rmtree(scratch)
             print(f"measured {sample.name}", file=sys.stderr)
     if options.json:
         options.json.write_bytes(msgspec.json.format(msgspec.json.encode(figures)))
