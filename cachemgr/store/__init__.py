@@ -80,5 +80,5 @@ class Remote(Store, Protocol):
         DeadlineError then."""
 
     def conditional(self) -> bool:
-        """Whether the first writer of a name wins, as far as is known; it is found out by the first small `put`. Where it
+        """Whether the first writer of a name wins, as far as is known; the first small `put` finds it out. Where it
         does not, the last one wins, which is safe for objects that are named by their bytes."""
