@@ -30,7 +30,6 @@ LEVEL = 8
 _TUNING = {
     "hash_log": 19,
     "chain_log": 19,
-    "ldm_hash_log": 20,
     "ldm_hash_rate_log": 5,
     "ldm_bucket_size_log": 4,
     "ldm_min_match": 96,
@@ -39,8 +38,9 @@ _TUNING = {
     "overlap_log": 9,
 }
 """Tables that stay in a processor's cache, because distant matches are the long-distance matcher's job, and jobs of a
-size that two processors share: half the time of one, at equal size, on the real trees. How many threads there are says
-nothing about the bytes, but whether there are any does, so it does not depend on the machine."""
+size that two processors share: two thirds of the time of one, for a fifth more of their work and equal sizes, on the
+real trees. How many threads there are says nothing about the bytes, but whether there are any does, so it does not
+depend on the machine."""
 END = b"\0" * (2 * BLOCK)
 _PIECES_IN_FLIGHT = 8
 
@@ -105,7 +105,7 @@ def pack(sections: Sequence[Section], source: Source, target: Sink) -> Layer:
     """Write `sections` to `target` as one compressed layer and describe it.
 
     Bytes are read once here, hashed, and compressed beside the reading: the digest of a file is compared with that of
-    its row, or found where it is `UNREAD`. Memory stays below the compression window (128 MiB) plus about 60 MiB.
+    its row, or found where it is `UNREAD`. Memory stays below the compression window (128 MiB) plus about 90 MiB.
 
     Raises:
         UnitError: a file is not what its row says, or its source refuses it; nothing of `target` may be used.

@@ -170,7 +170,7 @@ BYTES_OF_0_1 = {
         "sha256:18e12fed31852041a317c0e7953a2c0f9ed42633f41e9f7e697ee44021a2e23b",
     ),
     packed_domains: (
-        "sha256:6fac974126aa1d7c1af3dda21db7001959e2e09a200a1aa8df059cf105c8a220",
+        "sha256:3f33fdf6f24c3aa5eeb7fb7dc745d53b502b885a47dccf2ea2effd4c1beef289",
         "sha256:a1b4fa18aa8bc1055a88f337adbe77a39dfcc256383a85cb18de5b47321c4872",
     ),
 }
