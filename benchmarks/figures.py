@@ -221,6 +221,13 @@ class _Start(msgspec.Struct, frozen=True):
     added: dict[str, int] | None = None
 
 
+_TARGETS = {
+    "gpu-start-restored-elsewhere-init-engine-cold": 0.35,
+    "gpu-start-restored-elsewhere-init-engine-second-in-place": 1.15,
+    "gpu-start-near-init-engine-cold": 0.65,
+}
+
+
 def of_starts_on_a_gpu(file: Path) -> Found:
     """Like `of_starts`, by names of their own."""
     return of_starts(file, "gpu-start")
@@ -256,4 +263,5 @@ def _of_kind(first: str, kind: str, rows: Sequence[_Start], peer: str, bare: _St
         values = tuple(value for value in ours if value is not None)
         if values and theirs is not None:
             name = named(first, kind, what, peer)
-            yield Figure(name, f"{kind}: {what}", "s", values, f"without cachemgr, {peer}", (theirs,) * len(values))
+            beside = f"without cachemgr, {peer}"
+            yield Figure(name, f"{kind}: {what}", "s", values, beside, (theirs,) * len(values), _TARGETS.get(name))

@@ -175,9 +175,8 @@ def starts_on_a_gpu(context: Context, file: Path, _stack: ExitStack) -> Call:
     own, other = _GPU_FLAGS, _GPU_FLAGS.replace("4096", "2048")
     steps = ["--bench", f"bare:one:{own}", f"bare:one:{own}", f"run:two:{own}", f"run:three:{own}"]
     if context.seed is not None:
-        return _starts(
-            context, file, context.model, steps, {"CACHEMGR_SEED": str(context.seed)}, "seed of another host"
-        )
+        baked = {"CACHEMGR_SEED": str(context.seed)}
+        return _starts(context, file, context.model, steps, baked, "what is restored was baked on another machine")
     return _starts(context, file, context.model, [*steps, f"run:four:{own}", f"run:five:{other}"], {})
 
 
