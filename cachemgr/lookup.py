@@ -226,7 +226,7 @@ class _Search:
         for capture in fitting:
             if capture not in whole:
                 name = layout.manifest_name(key, capture.digest)
-                reason = f"capture {name.rsplit('/', 1)[-1][:12]} has a layer that is not in the store"
+                reason = f"capture {layout.short(name)} has a layer that is not in the store"
                 self.damaged.append(Damaged(key, name, reason, "absent"))
         return tuple(whole)
 

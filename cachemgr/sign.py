@@ -23,7 +23,7 @@ from cachemgr.errors import CacheError, CorruptError, NotFoundError, StoreError,
 from cachemgr.key import Key
 from cachemgr.signature import MAX_BYTES, PublicKey, Signer, verified
 from cachemgr.store import Store, layout
-from cachemgr.store.captures import Capture, Damaged, Standing, captures, enter, keys, listing
+from cachemgr.store.captures import Capture, Damaged, Standing, captures, enter, entry_hints, keys, listing
 from cachemgr.store.incoming import Incoming
 from cachemgr.store.removal import referenced
 from cachemgr.trust import Trust
@@ -199,8 +199,8 @@ def _bounded(stream: BinaryIO, layer: Layer) -> Iterator[bytes]:
 def _remove_waiting(waiting: Incoming, capture: Capture) -> None:
     """The manifest goes first, as always. Layers stay that another one that waits may need."""
     manifest = capture.manifest
-    for entry in manifest.entries:
-        waiting.delete(layout.entry_name(entry, manifest.key))
+    for hint in entry_hints(manifest):
+        waiting.delete(hint)
     prefix = layout.artifact_prefix(manifest.key)
     own = [entry.name for entry in waiting.scan(prefix) if layout.beside(entry.name) == capture.digest]
     for name in sorted(own, key=lambda name: not name.endswith(layout.MANIFEST_SUFFIX)):

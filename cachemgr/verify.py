@@ -194,7 +194,7 @@ class _Verifying:
         manifests = {layout.manifest_name(each.manifest.key, each.digest): each.manifest.key for each in needed_by}
         standing = {manifest: key for manifest, key in manifests.items() if self._store.has(manifest)}
         for manifest, key in standing.items():  # of the others nobody needs it any more
-            self._say("damage", layout.layer_name(name), f"{fault}, and capture {_short(manifest)} needs it", key)
+            self._say("damage", layout.layer_name(name), f"{fault}, and capture {layout.short(manifest)} needs it", key)
             if not fault.startswith("cannot be read"):
                 self._manifests[manifest] = None
                 self._layers[name] = None
@@ -238,7 +238,10 @@ class _Verifying:
                 missing.append(hint)
             for name in missing:
                 self._say(
-                    "damage", name, f"is missing, so capture {_short(manifest)} is not found", capture.manifest.key
+                    "damage",
+                    name,
+                    f"is missing, so capture {layout.short(manifest)} is not found",
+                    capture.manifest.key,
                 )
                 self._hints.append(name)
 
@@ -302,10 +305,6 @@ class _Verifying:
             for fault in each.faults:
                 self._say("damage", f"{each.target.directory}/{fault.unit}", fault.reason)
         return ailing
-
-
-def _short(manifest: str) -> str:
-    return manifest.rsplit("/", 1)[-1][:12]
 
 
 def mend(store: Store, repair: Repair, *, launch: str, now: float) -> None:

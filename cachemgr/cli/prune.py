@@ -24,7 +24,7 @@ from cachemgr.prune.limits import Limits
 from cachemgr.prune.live import LivePlan, units_in
 from cachemgr.prune.merging import Merge
 from cachemgr.settings import age
-from cachemgr.store import Store
+from cachemgr.store import Store, layout
 from cachemgr.store.captures import Damaged, all_captures, no_marks
 from cachemgr.store.incoming import Incoming
 from cachemgr.store.records import launches
@@ -277,7 +277,7 @@ def _print(plan: Plan) -> None:
     if rows:
         output.table(("KEY", "MODEL", "DEVICE", "SIZE", "LAST USE", "WHY"), rows, right=("SIZE",), flexible="WHY")
     others = [
-        *((f"capture {_last(each.name)}", each.why) for each in plan.captures),
+        *((f"capture {layout.short(each.name)}", each.why) for each in plan.captures),
         *((output.short(each.key), f"{_several(each)} become one") for each in plan.merges),
         *((each.name, each.why) for each in plan.scraps),
     ]
@@ -289,10 +289,6 @@ def _print(plan: Plan) -> None:
 
 def _several(merge: Merge) -> str:
     return f"{len(merge.captures)} captures ({output.size(merge.bytes)})"
-
-
-def _last(name: str) -> str:
-    return name.rsplit("/", 1)[-1][:12]
 
 
 def _notes(plan: Plan | LivePlan) -> None:

@@ -122,7 +122,7 @@ def outline(data: bytes, key: Key, name: str) -> Outline:
     Raises:
         CorruptError: it is of another layout, belongs to another key, or is no manifest.
     """
-    short, capture = name.rsplit("/", 1)[-1][:12], layout.capture_of(name)
+    short, capture = layout.short(name), layout.capture_of(name)
     try:
         told = msgspec.json.decode(data, type=_Told)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
