@@ -54,6 +54,16 @@ def nearest(path: str | Path) -> str:
     return place
 
 
+def free_bytes(path: str | Path) -> int:
+    """Bytes that the file system of a directory, which need not be there yet, has free for us.
+
+    Raises:
+        OSError: it cannot be asked.
+    """
+    disk = os.statvfs(nearest(path))
+    return disk.f_bavail * disk.f_frsize
+
+
 def make_directory(path: str | Path, mode: int = 0o755) -> None:
     """Make a directory and what is missing above it, none of them writable for others, whatever the umask allows.
 

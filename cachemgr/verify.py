@@ -19,12 +19,12 @@ import msgspec
 from cachemgr import heal
 from cachemgr import layer as layers
 from cachemgr.capture import Layer
-from cachemgr.digest import Digest
+from cachemgr.digest import Digest, fingerprint_of
 from cachemgr.domains import Target
 from cachemgr.errors import CorruptError, DeniedError, NotFoundError
 from cachemgr.examine import units_of
 from cachemgr.heal import Ailing
-from cachemgr.inventory import Indexed, contradictions, print_of
+from cachemgr.inventory import Indexed, contradictions
 from cachemgr.key import Key
 from cachemgr.observe import scan
 from cachemgr.parallel import side_by_side
@@ -276,7 +276,7 @@ class _Verifying:
             place, held = layout.artifact_prefix(key), found.get(key, ())
             if not held and not any(self._store.scan(place)):
                 self._say("note", place, "is in the catalogue, and not in the store, as the next `ls` will find", key)
-            elif held and told.manifests == print_of(layout.manifest_name(key, each.digest) for each in held):
+            elif held and told.manifests == fingerprint_of(layout.manifest_name(key, each.digest) for each in held):
                 others = contradictions(told.summary, held)
                 if others:
                     self._say("damage", place, f"the catalogue tells other things of it: {', '.join(others)}", key)
@@ -287,13 +287,7 @@ class _Verifying:
         if not live:
             return []
         now_ns = int(self._now * 1e9)
-        have = {
-            (section.domain, unit.name)
-            for own in found.values()
-            for capture in own
-            for _layer, section in capture.manifest.sections()
-            for unit in section.units
-        }
+        have = captures.units_in(capture for own in found.values() for capture in own)
         for target in live:
             units = units_of(target.domain, scan(target.directory, target.domain.travels))
             uncovered = [unit for unit in units if (target.domain.name, unit) not in have]

@@ -11,7 +11,7 @@ from cachemgr.cli import EXIT_CODES, output
 from cachemgr.cli.index import asked
 from cachemgr.cli.remote import not_with_a_service, service_of
 from cachemgr.cli.session import cache_of, confirm, on_mirror, store_of
-from cachemgr.clock import epoch
+from cachemgr.clock import age_of
 from cachemgr.digest import Digest
 from cachemgr.filters import FIELDS, parse
 from cachemgr.inventory import Summary, resolve, summaries, totals
@@ -123,20 +123,13 @@ def _print_artifacts(found: Sequence[Summary]) -> None:
             summary.device,
             f"{summary.files:,}",
             output.size(summary.bytes),
-            _ago(summary.created, now),
+            age_of(summary.created, now),
             str(summary.uses),
         )
         for summary in found
     ]
     headers = ("KEY", "MODEL", "ENGINE", "DEVICE", "FILES", "SIZE", "AGE", "USES")
     output.table(headers, rows, right=("FILES", "SIZE", "AGE", "USES"), flexible="MODEL")
-
-
-def _ago(text: str, now: float) -> str:
-    try:
-        return output.age(now - epoch(text))
-    except ValueError:
-        return "?"
 
 
 @click.command(epilog=EXIT_CODES)

@@ -21,11 +21,11 @@ from cachemgr.prune import artifacts, taking
 from cachemgr.prune import live as live_directories
 from cachemgr.prune.artifacts import Plan, Version, Wish, require_records
 from cachemgr.prune.limits import Limits
-from cachemgr.prune.live import LivePlan, units_in
+from cachemgr.prune.live import LivePlan
 from cachemgr.prune.merging import Merge
 from cachemgr.settings import age
 from cachemgr.store import Store, layout
-from cachemgr.store.captures import Damaged, all_captures, no_marks
+from cachemgr.store.captures import Damaged, all_captures, no_marks, units_in
 from cachemgr.store.incoming import Incoming
 from cachemgr.store.records import launches
 
@@ -139,19 +139,13 @@ def prune(
         judge=cache.trust.opinion,
         marks=marks,
         root=None if mirror or waiting else Path(str(cache.store)),
-        free=0 if mirror else _free(cache.store),
+        free=0 if mirror else places.free_bytes(str(cache.store)),
         now=time.time(),
     )
     if asked.agreed(plan, plan.store, _freed(plan), lambda: _print(plan)):
         judge = cache.trust.opinion
         done = artifacts.carry_out(store, plan, outlines=outlines, judge=judge, marks=marks, now=time.time())
         asked.tell(plan, done)
-
-
-def _free(place: object) -> int:
-    """Bytes that the file system of a directory has free."""
-    disk = os.statvfs(places.nearest(str(place)))
-    return disk.f_bavail * disk.f_frsize
 
 
 def _prune_live(cache: Cache, limits: Limits, asked: "_Asked", *, uncovered: bool) -> None:
@@ -168,7 +162,7 @@ def _prune_live(cache: Cache, limits: Limits, asked: "_Asked", *, uncovered: boo
         models={key: f"{held[0].manifest.model} on {held[0].manifest.device}" for key, held in known.items()},
         covered=units_in(each for held in known.values() for each in held) if uncovered else None,
         bases=bases(cache.home, os.environ),
-        free=_free(places_of_key[0]),
+        free=places.free_bytes(places_of_key[0]),
         now=time.time(),
     )
     said = f"{output.size(plan.bytes)} in {output.counted(plan.files, 'file')}"

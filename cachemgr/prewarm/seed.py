@@ -74,6 +74,8 @@ class Baked(msgspec.Struct, frozen=True):
     """What it did not get. Nothing of these is in it but what was there before."""
 
 
+_MOST = 5
+"""Differences that are named."""
 _OF_ONE = (CorruptError, NotFoundError, DeniedError, MirrorError)
 """What can be wrong with one artifact or where it lies, while the seed can be written and another one may be sound."""
 
@@ -264,6 +266,6 @@ def require_exact(entry: Entry, key: Key, found: Found) -> Baking:
     """
     if found.result == "exact":
         return Baking(entry, key, found)
-    differs = ", ".join(f"{each.factor} {each.wanted}≠{each.stored}" for each in found.differs[:5])
+    differs = ", ".join(map(str, found.differs[:_MOST]))
     nearest = f"; the nearest, {found.artifact[:12]}, differs in {differs}" if found.artifact else ""
     raise NotFoundError(f"no artifact {key[:12]} for entry `{entry.name}`{nearest}")

@@ -62,7 +62,7 @@ def superseded(
     """The captures that others cover, by the name of their manifest, leaving out artifacts of which none may go.
     Manifests of artifacts with several captures are read, of those that were not `looked` at before."""
     several = {
-        key: digest.fingerprint("\n".join(sorted(entry.name for entry in own)).encode())
+        key: digest.fingerprint_of(entry.name for entry in own)
         for key, own in held.beside.items()
         if key not in without and len(held.of(key)) > 1
     }

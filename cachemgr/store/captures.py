@@ -215,6 +215,16 @@ def _oldest(capture: Capture) -> tuple[str, Digest]:
     return capture.manifest.created, capture.digest
 
 
+def units_in(found: Iterable[Capture]) -> frozenset[tuple[str, str]]:
+    """Domain and name of every unit that these captures have."""
+    return frozenset(
+        (section.domain, unit.name)
+        for capture in found
+        for _layer, section in capture.manifest.sections()
+        for unit in section.units
+    )
+
+
 def has_layers(store: Store, capture: Capture) -> bool:
     """Whether every layer of a capture is there."""
     return all(store.has(layout.layer_name(layer.digest)) for layer in capture.manifest.layers)
