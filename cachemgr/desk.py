@@ -8,7 +8,6 @@ into place is chosen and checked as before every start. Only processes of this u
 import json
 import os
 import secrets
-import signal
 import socket
 import struct
 import threading
@@ -17,6 +16,8 @@ from contextlib import suppress
 from typing import Final
 
 import msgspec
+
+from cachemgr import threads
 
 DESK_VARIABLE = "CACHEMGR_DESK"
 HEARS_VARIABLE = "CACHEMGR_HEARS"
@@ -118,7 +119,7 @@ class Desk:
     def attend(self, fetch: Callable[[str], str]) -> None:
         """Begin to listen."""
         self._fetch = fetch
-        _in_thread(self._accept, "desk")
+        threads.start(self._accept, "desk")
 
     def hand_out(self, what: Mapping[str, object]) -> None:
         """What processes that join are told."""
@@ -170,7 +171,7 @@ class Desk:
                 continue
             with self._lock:
                 self._connected.add(connection)
-            _in_thread(lambda connection=connection: self._serve(connection), "desk-client")  # type: ignore[misc]
+            threads.start(lambda connection=connection: self._serve(connection), "desk-client")  # type: ignore[misc]
 
     def _serve(self, connection: socket.socket) -> None:
         pid = _peer(connection) or 0
@@ -226,13 +227,3 @@ def _peer(connection: socket.socket) -> int | None:
     except OSError:
         return None
     return int(pid) if uid in {os.geteuid(), 0} else None
-
-
-def _in_thread(work: Callable[[], None], name: str) -> None:
-    """Our signals are for the thread that waits for the command."""
-
-    def quietly() -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        work()
-
-    threading.Thread(target=quietly, name=f"cachemgr-{name}", daemon=True).start()

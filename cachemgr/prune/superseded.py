@@ -7,17 +7,13 @@ use the other.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
-import msgspec
-
 from cachemgr import digest
-from cachemgr.beneath import read_plain
 from cachemgr.digest import Digest
 from cachemgr.key import Key
-from cachemgr.places import write_private
 from cachemgr.prune.limits import Goner
+from cachemgr.remembered import recall, remember
 from cachemgr.store import Store, layout
 from cachemgr.store.captures import Capture, Judge, captures, has_layers
 from cachemgr.store.removal import Holdings
@@ -40,20 +36,13 @@ class Looked:
         """Know these from now on, and no others."""
         now = frozenset(prints)
         if now != self._recalled():
-            with suppress(OSError):
-                write_private(self._path, msgspec.msgpack.encode(sorted(now)))
+            remember(self._path, sorted(now))
         self._known = now
 
     def _recalled(self) -> frozenset[str]:
-        """A missing or torn file is an empty one."""
         if self._known is None:
-            self._known = frozenset()
-            with suppress(OSError, msgspec.MsgspecError, ValueError):
-                self._known = msgspec.msgpack.decode(read_plain(self._path, limit=_MOST), type=frozenset[str])
+            self._known = recall(self._path, frozenset[str]) or frozenset()
         return self._known
-
-
-_MOST = 64 << 20
 
 
 def superseded(
