@@ -166,7 +166,7 @@ class Desk:
                 connection, _address = self._listener.accept()
             except OSError:
                 return
-            if _peer(connection) is None or self.connected >= _MOST_CONNECTIONS:
+            if _own_peer(connection) is None or self.connected >= _MOST_CONNECTIONS:
                 connection.close()
                 continue
             with self._lock:
@@ -174,7 +174,7 @@ class Desk:
             threads.start(lambda connection=connection: self._serve(connection), "desk-client")  # type: ignore[misc]
 
     def _serve(self, connection: socket.socket) -> None:
-        pid = _peer(connection) or 0
+        pid = _own_peer(connection) or 0
         try:
             while packet := connection.recv(_LONGEST_PACKET):
                 try:
@@ -220,10 +220,17 @@ class Desk:
                 table.setdefault(text[:200])
 
 
-def _peer(connection: socket.socket) -> int | None:
+def peer(connection: socket.socket) -> tuple[int, int]:
+    """The process at the other end and its user, as the kernel says them. Raises OSError."""
+    size = _CREDENTIALS.size
+    pid, uid, _gid = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return int(pid), int(uid)
+
+
+def _own_peer(connection: socket.socket) -> int | None:
     """The process at the other end, or None when it is another user's."""
     try:
-        pid, uid, _gid = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        pid, uid = peer(connection)
     except OSError:
         return None
-    return int(pid) if uid in {os.geteuid(), 0} else None
+    return pid if uid in {os.geteuid(), 0} else None

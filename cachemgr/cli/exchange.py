@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cachemgr.cli import EXIT_CODES, output
+from cachemgr.cli import EXIT_CODES, PARTLY, output
 from cachemgr.cli.progress import Progress
 from cachemgr.cli.session import WallClock, cache_of
-from cachemgr.cli.transfer import PARTLY, Job, named, transfer_options
+from cachemgr.cli.transfer import Job, named, transfer_options
 from cachemgr.errors import UntrustedError, UsageError
 from cachemgr.export import Export, Plan
 from cachemgr.oci.archive import Archive, NewArchive

@@ -10,7 +10,7 @@ import click
 from cachemgr import places, sizes
 from cachemgr.cache import Cache
 from cachemgr.cli import EXIT_CODES, output
-from cachemgr.cli.session import cache_of, confirm, new_launch, on_mirror, store_of
+from cachemgr.cli.session import cache_of, chosen_store, confirm, new_launch, on_mirror, on_waiting
 from cachemgr.domains import TABLE
 from cachemgr.errors import CorruptError, UsageError
 from cachemgr.factors import describe_here
@@ -26,7 +26,6 @@ from cachemgr.prune.merging import Merge
 from cachemgr.settings import age
 from cachemgr.store import Store, layout
 from cachemgr.store.captures import Damaged, all_captures, no_marks, units_in
-from cachemgr.store.incoming import Incoming
 from cachemgr.store.records import launches
 
 _FORGOTTEN = "90d"
@@ -85,7 +84,7 @@ def _limits(function: output.F) -> output.F:
     "--live", is_flag=True, help="the live directories of this environment instead, see `cachemgr dir --live`"
 )
 @click.option("--uncovered", is_flag=True, help="with --live, entries that an engine wrote and no artifact has")
-@click.option("--waiting", is_flag=True, help="what waits for a signature instead, see `cachemgr sign`")
+@on_waiting
 @click.option("--dry-run", is_flag=True, help="say what would go, and stop")
 @click.option("-y", "--yes", is_flag=True, help="do not ask")
 @on_mirror
@@ -125,9 +124,7 @@ def prune(
             )
         _prune_live(cache, limits, asked, uncovered=uncovered)
         return
-    store = store_of(cache, mirror=mirror)
-    if waiting:
-        store = Incoming(store)
+    store = chosen_store(cache, mirror=mirror, waiting=waiting)
     outlines = cache.outlines(store)
     marks = no_marks if mirror or waiting else cache.trust.marks((), None, None)
     wish = _wish(store, limits, old_versions, environments, mirror=mirror)

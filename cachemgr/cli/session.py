@@ -19,6 +19,7 @@ from cachemgr.clock import written
 from cachemgr.errors import NotFoundError, UsageError
 from cachemgr.settings import Settings, Value, load
 from cachemgr.store import Remote, Store, layout
+from cachemgr.store.incoming import Incoming
 
 F = TypeVar("F", bound=Callable[..., None])
 
@@ -76,6 +77,13 @@ def on_mirror(function: F) -> F:
     return click.option("--mirror", is_flag=True, help="the mirror instead of the local store")(function)
 
 
+def on_waiting(function: F) -> F:
+    """The option of commands about a store that can be about what waits in it instead."""
+    return click.option("--waiting", is_flag=True, help="what waits for a signature instead, see `cachemgr sign`")(
+        function
+    )
+
+
 def mirror_of(cache: Cache) -> Remote:
     """The mirror, for a command that cannot do without.
 
@@ -102,6 +110,12 @@ def store_of(cache: Cache, *, mirror: bool) -> Store:
         raise NotFoundError(f"{store} is no store: it is no directory", hint="--store DIR, see cachemgr dir")
     layout.read_layout(store)
     return store
+
+
+def chosen_store(cache: Cache, *, mirror: bool, waiting: bool) -> Store:
+    """The local store or the mirror, or what waits in it. Raises as `store_of`."""
+    store = store_of(cache, mirror=mirror)
+    return Incoming(store) if waiting else store
 
 
 _FROM_HERE = (

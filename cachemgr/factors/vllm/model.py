@@ -30,7 +30,8 @@ from cachemgr.sensitive import HIDDEN
 # vLLM 0.26 to 0.33 `transformers_utils/utils.py` (is_cloud_storage) and `runai_utils.py` (SUPPORTED_SCHEMES).
 _OBJECT_STORAGE = ("s3://", "gs://", "az://")
 # huggingface_hub 0.36 to 2.4 `constants.py` (ENV_VARS_TRUE_VALUES) and `utils/_validators.py` (REPO_ID_REGEX).
-_TRUE = frozenset({"1", "ON", "YES", "TRUE"})
+HUB_TRUE = frozenset({"1", "ON", "YES", "TRUE"})
+"""What huggingface_hub takes for yes."""
 _HUB_ID = re.compile(r"[\w.-]+(?:/[\w.-]+)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 # From here on `snapshot_download` resolves the cache directory (huggingface_hub `_snapshot_download.py`; 1.21.0 does
@@ -144,7 +145,7 @@ def factors(found: Model) -> tuple[Factor, ...]:
 def _offline_path(machine: _Machine, name: str, revision: str | None) -> str:
     """`name`, or the snapshot that replaces it where the hub may not be asked (`repo_utils.py`, get_model_path)."""
     offline = machine.environ.get("HF_HUB_OFFLINE") or machine.environ.get("TRANSFORMERS_OFFLINE") or ""
-    if offline.upper() not in _TRUE or _in_object_storage(name) or _exists(machine, name):
+    if offline.upper() not in HUB_TRUE or _in_object_storage(name) or _exists(machine, name):
         return name
     return _snapshot(machine, name, revision) or name
 
