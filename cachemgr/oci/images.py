@@ -126,7 +126,8 @@ def _manifests(blobs: Blobs) -> list[ImageManifest]:
         raise CorruptError(f"{place} has no image that cachemgr made", hint="cachemgr export makes them")
     newer = next((each.annotations[labels.LAYOUT_LABEL] for each in ours if not _is_known(each)), None)
     if newer is not None:
-        raise CorruptError(f"{place} has layout {newer[:20]}, this cachemgr reads layout 1", hint="upgrade cachemgr")
+        said = f"{place} has layout {newer[:20]}, this cachemgr reads layout {LAYOUT}"
+        raise CorruptError(said, hint="upgrade cachemgr")
     return ours
 
 

@@ -36,7 +36,7 @@ from cachemgr.key import Key, folder, from_folder
 from cachemgr.store import Store
 
 _LAYOUT_NAME = "layout.json"
-_TAG_NAME = "CACHEDIR.TAG"
+TAG_NAME = "CACHEDIR.TAG"
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# Written by cachemgr; see https://bford.info/cachedir/\n"
 _LAYOUT_LIMIT = 64 << 10
 
@@ -303,7 +303,7 @@ def ensure_layout(store: Store) -> Layout:
     if found is not None:
         return found
     store.put(_LAYOUT_NAME, msgspec.json.encode(Layout(LAYOUT)))
-    store.put(_TAG_NAME, _TAG)
+    store.put(TAG_NAME, _TAG)
     made = read_layout(store)
     if made is None:
         raise CorruptError(f"{store} does not keep what is written to it")
