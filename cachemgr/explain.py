@@ -172,7 +172,7 @@ class Account(msgspec.Struct, frozen=True):
     started: str | None = None
 
 
-def account(case: Case, *, nearest: Sequence[Factor] = ()) -> Account:
+def account(case: Case, *, nearest: Sequence[Factor]) -> Account:
     """The explanation of a case. `nearest` are the factors of the artifact that it is compared with, where they are
     known; otherwise the differences that were recorded speak."""
     differs = case.differs

@@ -35,7 +35,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
 class Heads:
     """The heads of one store, by the name of the manifest, kept in a file that is read when they are asked for."""
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None) -> None:
         self._path = path
         self._known: dict[str, Head] = {}
         self._changed = False

@@ -190,9 +190,9 @@ def network_file_system(path: str | Path, mounts: Path = MOUNTS) -> str | None:
     return None
 
 
-def file_system(path: str | Path, mounts: Path = MOUNTS) -> str:
+def file_system(path: str | Path) -> str:
     """The type of the file system under `path`, such as `ext4`; empty where it cannot be told."""
-    return _mount_at(os.path.realpath(path), mounts).kind
+    return _mount_at(os.path.realpath(path), MOUNTS).kind
 
 
 def exported_place(path: str | Path, mounts: Path = MOUNTS) -> str | None:

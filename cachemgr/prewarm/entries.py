@@ -160,7 +160,7 @@ def prewarm_all(
     options: Options,
     record: Record | None,
     *,
-    begin: Callable[[Entry], None] = lambda _entry: None,
+    begin: Callable[[Entry], None],
 ) -> tuple[Result, ...]:
     """All entries, in their order; `begin` is told which one comes. Without a record, nothing is skipped or kept.
 

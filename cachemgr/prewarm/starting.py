@@ -57,15 +57,11 @@ class Starting(msgspec.Struct, frozen=True):
     executes: tuple[str, ...]
     server: Server | None
     """None for a command that ends by itself."""
-    dummy: bool
-    """Whether its weights mean nothing."""
     note: str
     """Why real weights are loaded, for people; empty where they are not, or there are none."""
 
 
-def starting(
-    argv: Sequence[str], environ: Mapping[str, str], cwd: Path, *, port: int, real_weights: bool = False
-) -> Starting:
+def starting(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, *, port: int, real_weights: bool) -> Starting:
     """What to start for `argv`; a server gets `port`, on this machine only.
 
     Raises:
@@ -73,10 +69,10 @@ def starting(
     """
     engine = engine_of(argv, environ, cwd)
     if engine is None:
-        return Starting(tuple(argv), None, dummy=False, note="")
+        return Starting(tuple(argv), None, note="")
     command, flags = engine
     if tuple(argv[len(argv) - len(command.words) :]) != command.words:
-        return Starting(tuple(argv), None, dummy=False, note="its words cannot be added to")
+        return Starting(tuple(argv), None, note="its words cannot be added to")
     reason = "--real-weights" if real_weights else needs_weights(flags)
     added = [] if reason else ["--load-format", "dummy"]
     server = _server(command, flags, environ, port)
@@ -84,7 +80,7 @@ def starting(
         added += ["--host", "127.0.0.1", "--port", str(port)]
         added += ["--uds="] if flags.values.get("uds") else []
     note = f"loads its weights: {reason}" if reason else ""
-    return Starting((*argv, *added), server, dummy=not reason, note=note)
+    return Starting((*argv, *added), server, note=note)
 
 
 def needs_weights(flags: Flags) -> str:

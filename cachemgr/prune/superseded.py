@@ -46,7 +46,7 @@ class Looked:
 
 
 def superseded(
-    store: Store, held: Holdings, judge: Judge, *, without: Collection[Key] = (), looked: Looked | None = None
+    store: Store, held: Holdings, judge: Judge, *, without: Collection[Key], looked: Looked | None
 ) -> list[Goner]:
     """The captures that others cover, by the name of their manifest, leaving out artifacts of which none may go.
     Manifests of artifacts with several captures are read, of those that were not `looked` at before."""
