@@ -221,7 +221,19 @@ class _Start(msgspec.Struct, frozen=True):
     added: dict[str, int] | None = None
 
 
-def of_starts(file: Path) -> Found:
+_TARGETS = {
+    "gpu-start-restored-elsewhere-init-engine-cold": 0.35,
+    "gpu-start-restored-elsewhere-init-engine-second-in-place": 1.15,
+    "gpu-start-near-init-engine-cold": 0.65,
+}
+
+
+def of_starts_on_a_gpu(file: Path) -> Found:
+    """Like `of_starts`, by names of their own."""
+    return of_starts(file, "gpu-start")
+
+
+def of_starts(file: Path, first: str = "start") -> Found:
     """Starts of an engine: the first of all is cold and bare, the second the same again in place.
 
     Raises:
@@ -235,14 +247,14 @@ def of_starts(file: Path) -> Found:
     for kind, result in (("restored elsewhere", "exact"), ("near", "near"), ("cold with `cachemgr run`", "none")):
         some = [row for row in rows if row.result == result]
         for peer, start in bare.items():
-            figures += _of_kind(kind, some, peer, start)
+            figures += _of_kind(first, kind, some, peer, start)
         added = tuple(float(sum(row.added.values())) for row in some if row.added is not None)
         if added:
-            figures.append(Figure(named("start", kind, "added"), f"{kind}: files added", "files", added))
+            figures.append(Figure(named(first, kind, "added"), f"{kind}: files added", "files", added))
     return Found(tuple(figures))
 
 
-def _of_kind(kind: str, rows: Sequence[_Start], peer: str, bare: _Start) -> Iterator[Figure]:
+def _of_kind(first: str, kind: str, rows: Sequence[_Start], peer: str, bare: _Start) -> Iterator[Figure]:
     """Against the same one bare start, round by round."""
     for what, ours, theirs in (
         ("init engine", [row.init_engine for row in rows], bare.init_engine),
@@ -250,5 +262,6 @@ def _of_kind(kind: str, rows: Sequence[_Start], peer: str, bare: _Start) -> Iter
     ):
         values = tuple(value for value in ours if value is not None)
         if values and theirs is not None:
-            name = named("start", kind, what, peer)
-            yield Figure(name, f"{kind}: {what}", "s", values, f"without cachemgr, {peer}", (theirs,) * len(values))
+            name = named(first, kind, what, peer)
+            beside = f"without cachemgr, {peer}"
+            yield Figure(name, f"{kind}: {what}", "s", values, beside, (theirs,) * len(values), _TARGETS.get(name))

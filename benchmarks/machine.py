@@ -43,6 +43,11 @@ def versions_of(peers: Path | None, b10: Path | None, vllm: Path | None) -> dict
     return found
 
 
+def differing(here: dict[str, str], there: dict[str, str]) -> dict[str, str]:
+    """What is another one here; what is not installed here was not needed."""
+    return {name: value for name, value in here.items() if value != there.get(name) and value != "not installed"}
+
+
 def _said(*command: str) -> str:
     try:
         return subprocess.run(command, check=False, capture_output=True, text=True).stdout
@@ -70,4 +75,5 @@ def commit_of(root: Path) -> str:
     changed = _said(
         "git", "-C", str(root), "status", "--porcelain", "--untracked-files=no", "--", ".", *written
     ).strip()
-    return _said("git", "-C", str(root), "rev-parse", "--short", "HEAD").strip() + (", and changes" if changed else "")
+    head = _said("git", "-C", str(root), "rev-parse", "--short", "HEAD").strip()
+    return (head or "not a checkout") + (", and changes" if changed else "")

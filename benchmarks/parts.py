@@ -1,11 +1,12 @@
 """All parts, one after the other, and one report. `benchmarks/run` makes the environments and starts this.
 
     PYTHONPATH=. python benchmarks/parts.py [--quick] [--only PART]... [--rounds N] [--out DIR] [--dir DIR]
-                            [--trees DIR] [--peers DIR] [--b10 DIR] [--vllm PYTHON] [--model DIR] [--readme]
+                            [--trees DIR] [--peers DIR] [--b10 DIR] [--vllm PYTHON] [--model DIR] [--seed DIR]
+                            [--readme]
 
 A part that fails is told as failed, with what it said, and the others go on; a part whose tools are not there is told
 as not proven. The report is written after each part. `--only` measures some parts again and keeps the others of the
-report that is there. Exit code 1 when a part failed.
+report that is there; a part that another machine measures says where. Exit code 1 when a part failed.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from pathlib import Path
 import figures
 import msgspec
 from figures import Found
-from machine import commit_of, gpus, installed, machine_of, versions_of
+from machine import commit_of, differing, gpus, installed, machine_of, versions_of
 from report import PLACE, ROOT, Part, Report, read, write, write_readme
 
 HERE = Path(__file__).resolve().parent
@@ -40,6 +41,9 @@ _CPU_ENGINE = {
     "VLLM_NO_USAGE_STATS": "1",
     "ATEN_CPU_CAPABILITY": "avx2",  # with AMX, what Inductor finds differs from start to start (2.13 `cpu_vec_isa.py`)
 }
+_GPU_FLAGS = "--max-model-len=4096,--max-num-batched-tokens=8192,--max-num-seqs=1024,--enable-prefix-caching"
+"""What `vllm serve` takes by itself on GPUs of 70 GiB and more (0.26 to 0.33 `engine/arg_utils.py`),
+given to `vllm bench latency`, whose own defaults are others: so it builds the engine that is served."""
 _CPU_FLAGS = "--dtype=float32,--max-num-seqs=4,--max-num-batched-tokens=256,--distributed-executor-backend=uni"
 
 
@@ -58,6 +62,7 @@ class Context:
     b10: Path | None
     vllm: Path | None
     model: Path | None
+    seed: Path | None = None
     most_rounds: int = 9
 
     @property
@@ -84,7 +89,7 @@ class Call:
     file: Path
     environ: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
-    """What it does not measure here."""
+    """What it does not measure here, or what it was measured with."""
 
 
 def startup(context: Context, file: Path, _stack: ExitStack) -> Call:
@@ -167,14 +172,20 @@ def starts_on_a_gpu(context: Context, file: Path, _stack: ExitStack) -> Call:
         raise UnmeasuredError("no GPU on this machine; the page beside this has starts on H200s, by the same script")
     if context.vllm is None or context.model is None:
         raise UnmeasuredError("it needs --vllm PYTHON and --model DIR")
-    steps = ["bare:one", "bare:one", "run:two", "run:three", "run:four", "run:five:--max-model-len=2048"]
-    return _starts(context, file, context.model, ["--bench", *steps], {})
+    own, other = _GPU_FLAGS, _GPU_FLAGS.replace("4096", "2048")
+    steps = ["--bench", f"bare:one:{own}", f"bare:one:{own}", f"run:two:{own}", f"run:three:{own}"]
+    if context.seed is not None:
+        baked = {"CACHEMGR_SEED": str(context.seed)}
+        return _starts(context, file, context.model, steps, baked, "what is restored was baked on another machine")
+    return _starts(context, file, context.model, [*steps, f"run:four:{own}", f"run:five:{other}"], {})
 
 
-def _starts(context: Context, file: Path, model: Path, steps: list[str], environ: dict[str, str]) -> Call:
+def _starts(
+    context: Context, file: Path, model: Path, steps: list[str], environ: dict[str, str], note: str = ""
+) -> Call:
     out = file.parent / file.stem
     words = [f"--model={model}", f"--store={out / 'store'}", f"--out={out}", f"--python={context.vllm}", *steps]
-    return Call("starts.py", words, out / "rows.jsonl", environ)
+    return Call("starts.py", words, out / "rows.jsonl", environ, note)
 
 
 def _not_quick(context: Context) -> None:
@@ -202,7 +213,7 @@ PARTS = (
     Planned("growth", "Look-ups, ls and pruning over the size of a store", growth, figures.of_growth, 1500),
     Planned("programs", "A torch.compile program on another machine", programs, figures.of_programs, 1200),
     Planned("starts", "Starts of vLLM on a CPU", starts, figures.of_starts, 1200),
-    Planned("starts-gpu", "Starts of vLLM on a GPU", starts_on_a_gpu, figures.of_starts, 3600),
+    Planned("starts-gpu", "Starts of vLLM on a GPU", starts_on_a_gpu, figures.of_starts_on_a_gpu, 3600),
 )
 
 
@@ -307,6 +318,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--b10", type=Path, help="a directory with the package b10_transfer")
     parser.add_argument("--vllm", type=Path, help="a Python with vLLM")
     parser.add_argument("--model", type=Path, help="the model to start on a GPU")
+    parser.add_argument("--seed", type=Path, help="what was baked for that model on another machine with such a GPU")
     parser.add_argument("--readme", action="store_true", help="write the table of the README, too")
     return parser.parse_args()
 
@@ -317,8 +329,9 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))  # so that no part outlives this
     chosen = [part for part in PARTS if not options.only or part.name in options.only]
     kept = {part.name: _unmeasured(part) for part in PARTS}
-    if options.only and (options.out / "report.json").exists():
-        kept |= {part.name: part for part in read(options.out).parts}
+    before = read(options.out) if options.only and (options.out / "report.json").exists() else None
+    if before is not None:
+        kept |= {part.name: part for part in before.parts}
     with tempfile.TemporaryDirectory(prefix="cachemgr-bench-", dir=options.dir) as name:
         context = Context(
             Path(name).resolve(),
@@ -328,15 +341,20 @@ def main() -> int:
             b10=_absolute(options.b10),
             vllm=_absolute(options.vllm),
             model=_absolute(options.model),
+            seed=_absolute(options.seed),
             most_rounds=options.rounds,
         )
         machine, versions = (
             machine_of(context.scratch),
             versions_of(context.peers, context.b10, context.vllm),
         )
+        elsewhere: dict[str, str] = {}
+        if before is not None:
+            elsewhere = differing({**machine, **versions}, {**before.machine, **before.versions})
+            machine, versions = before.machine, before.versions
         for number, planned in enumerate(chosen, start=1):
             print(f"{number} of {len(chosen)}: {planned.title} ...", file=sys.stderr, flush=True)
-            part = measured(planned, context)
+            part = msgspec.structs.replace(measured(planned, context), elsewhere=elsewhere)
             kept[part.name] = part
             print(f"    {part.status}, {part.seconds:.0f} s {part.reason}", file=sys.stderr, flush=True)
             parts = tuple(kept[each.name] for each in PARTS)

@@ -42,6 +42,8 @@ QUOTED = (
     ("program-seconds-mega-cache-as-it-is", "a torch.compile program on another machine"),
     ("program-seconds-b10-transfer-as-it-is", "a torch.compile program on another machine"),
     ("start-restored-elsewhere-init-engine-cold", "vLLM on a CPU on another machine, init engine"),
+    ("gpu-start-restored-elsewhere-init-engine-cold", "vLLM on an H200 of another machine, 8B model, init engine"),
+    ("gpu-start-restored-elsewhere-init-engine-second-in-place", "the same beside its best start in place"),
     ("exact-100000", "look-up among 100,000 artifacts"),
     ("ls-100000", "`cachemgr ls` of 100,000 artifacts"),
     ("prune-100000", "plan of a prune of 100,000 artifacts"),
@@ -66,6 +68,8 @@ class Part(msgspec.Struct, frozen=True):
     """What was measured."""
     figures: tuple[Figure, ...] = ()
     curves: tuple[Curve, ...] = ()
+    elsewhere: dict[str, str] = {}
+    """What was another one than the report's where it was measured: of the machine, and versions."""
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -142,6 +146,9 @@ def _section(part: Part) -> list[str]:
     if part.status != "measured":
         return [f'## <a id="{part.name}"></a>{part.title}', "", f"{part.status}: {part.reason}", ""]
     lines = [f'## <a id="{part.name}"></a>{part.title}', ""]
+    if part.elsewhere:
+        lines += ["Measured on another machine, or with other versions:", ""]
+        lines += [table(("", ""), list(part.elsewhere.items())), ""]
     rows = [_row(figure) for figure in part.figures if not _in_a_curve(figure, part)]
     if rows:
         lines += [table(("what", "cachemgr", "peer", "its", "cachemgr to it", "target"), rows), ""]

@@ -39,7 +39,8 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     first: Any = None
     for number, step in enumerate(options.steps):
-        row = start(options, step, options.out / f"{number:02}-{step.replace(':', '-')}.log")
+        kind, name = step.split(":", 2)[:2]  # flags may hold paths
+        row = start(options, step, options.out / f"{number:02}-{kind}-{name}.log")
         first = row["answers"] if first is None else first
         row["same_answers"] = row["answers"] == first
         with (options.out / "rows.jsonl").open("a") as file:

@@ -210,7 +210,8 @@ class Desk:
         if message.warm:
             self._warm.add(pid)
         if message.entry is not None and len(self._looked_up) < _MOST_FACTS:
-            self._looked_up[message.entry] = message.loaded
+            # Layers of an encoder share an entry: a cold start misses it once, and loads what it saved from then on.
+            self._looked_up[message.entry] = message.loaded and self._looked_up.get(message.entry, True)
         if message.ready is not None and len(self._ready) < _MOST_FACTS:
             self._engines = max(self._engines, min(message.ready, _MOST_FACTS))
             self._ready.add(pid)

@@ -109,6 +109,12 @@ MEANINGS: tuple[Meaning, ...] = (
         fix="pin the model's revision on all machines",
     ),
     Meaning(
+        "model.draft",
+        "other configuration files of the draft model, or none where it was not downloaded yet; vLLM below 0.31 leaves "
+        "them out of its hash and would take the graph of another draft",
+        fix="pin the draft's revision in --speculative-config on all machines, and download it before the start",
+    ),
+    Meaning(
         "env.VLLM_RAY_BUNDLE_INDICES env.RAY_EXPERIMENTAL_NOSET_*",
         "Ray's choice of devices for this worker, which vLLM up to 0.32 hashes",
         harmless="it says where a worker runs and not what it compiles",

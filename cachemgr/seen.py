@@ -32,12 +32,15 @@ class AotEntry(msgspec.Struct, frozen=True):
 
     @property
     def verdict(self) -> str:
-        """`loaded`, `rejected` (and usually saved again), `saved` (compiled in this start) or `not saved`."""
+        """`loaded`, `rejected` (and usually saved again), `saved` (compiled in this start) or `not saved`.
+
+        The layers of an encoder share one entry: the first of a cold start saves it, and the others load that.
+        """
         if self.rejected is not None:
             return "rejected"
-        if self.loaded:
-            return "loaded"
-        return "saved" if self.saved else "not saved"
+        if self.saved:
+            return "saved"
+        return "loaded" if self.loaded else "not saved"
 
 
 class Rejection(msgspec.Struct, frozen=True):

@@ -15,7 +15,8 @@ import programs
 import pytest
 import report as reports
 from curves import log_log
-from figures import Curve, Figure, Found, named, of_programs, of_starts
+from figures import Curve, Figure, Found, named, of_programs, of_starts, of_starts_on_a_gpu
+from machine import differing
 from parts import Call, Context, Planned, UnmeasuredError, measured
 from report import Part, Report
 
@@ -136,6 +137,9 @@ def test_starts_are_compared_with_bare_ones_and_a_failed_one_is_no_figure(tmp_pa
     assert found["start-restored-elsewhere-the-whole-command-second-in-place"].compared == [0.5]
     assert found["start-restored-elsewhere-added"].ours == (0.0,)
     assert found["start-cold-with-cachemgr-run-the-whole-command-cold"].compared == [1.1]
+    on_a_gpu = {figure.name: figure for figure in of_starts_on_a_gpu(file).figures}
+    assert {name.removeprefix("gpu-") for name in on_a_gpu} == set(found)
+    assert on_a_gpu["gpu-start-restored-elsewhere-init-engine-cold"].met
     file.write_bytes(b"\n".join(msgspec.json.encode({**row, "code": int(row["step"] == "run:three")}) for row in rows))
     with pytest.raises(ValueError, match="run:three"):
         of_starts(file)
@@ -194,6 +198,17 @@ def test_a_report_has_a_row_for_everything_and_says_which_targets_are_met(tmp_pa
     assert "| 1.50 | 1.2, not met |" in page
     assert "- Starts: no GPU" in page
     assert "Model Cache Manager" in page
+
+
+def test_a_part_of_another_machine_says_where_it_was_measured(tmp_path: Path) -> None:
+    here = {"cores": "16", "GPU": "NVIDIA H200", "boto3": "not installed", "Python": "3.11"}
+    elsewhere = differing(here, {"cores": "2", "GPU": "none", "boto3": "1.44.8", "Python": "3.11"})
+    assert elsewhere == {"cores": "16", "GPU": "NVIDIA H200"}
+    part = msgspec.structs.replace(part_of(Figure("ls-10", "ls", "s", (0.2,))), elsewhere=elsewhere)
+    reports.write(report_of(part), tmp_path)
+    section = (tmp_path / "report.md").read_text().partition('<a id="layers">')[2]
+    assert "another machine" in section
+    assert "| GPU | NVIDIA H200 |" in section
 
 
 def test_drawings_of_an_older_report_do_not_stay(tmp_path: Path) -> None:

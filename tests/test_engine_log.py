@@ -252,6 +252,13 @@ def test_several_models_of_a_launch_have_a_verdict_each() -> None:
     assert "full" in str(full.explanation)
 
 
+def test_an_entry_that_layers_share_was_compiled_in_this_start() -> None:
+    load = f"(W pid=7) [Qwen2_5_VisionBlock] Directly load AOT compilation from path {AOT}"
+    (cold,) = said(f"(W pid=7) [Qwen2_5_VisionBlock] saved AOT compiled function to {AOT}", load, load).aot_entries
+    (warm,) = said(load, load).aot_entries
+    assert (cold.verdict, warm.verdict) == ("saved", "loaded")
+
+
 def test_torn_and_foreign_lines_do_no_harm() -> None:
     seen = said(
         f"Capturing CUDA graphs:  50%|##   | 1/2\r(Worker_TP0 pid=5) INFO saved AOT compiled function to {AOT}"

@@ -355,12 +355,13 @@ def test_facts_log_and_questions_cross_the_wire(desk: tuple[Desk, list[bytes]], 
     answer = mine.ask(10, fetch="/root/entry")
     assert answer is not None
     assert answer["told"] == "asked for /root/entry"
-    mine.tell(entry="/a", loaded=True)
+    for entry, loaded in (("/a", True), ("/a", True), ("/b", False), ("/b", True)):
+        mine.tell(entry=entry, loaded=loaded)
     mine.tell(ready=2, counters={"loads": 1}, lacks="a hook")
     wait_for(lambda: made.facts().lacking)
     facts = made.facts()
     assert not facts.ready, "one of two engine cores"
-    assert (facts.looked_up, facts.counters, facts.processes) == ({"/a": True}, {"loads": 1}, 1)
+    assert (facts.looked_up, facts.counters, facts.processes) == ({"/a": True, "/b": False}, {"loads": 1}, 1)
     text = b"".join(heard).decode()
     assert f"(MainProcess pid={os.getpid()}) ERROR" in text
     assert "[core.py:7] failed\n" in text

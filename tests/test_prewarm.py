@@ -139,6 +139,8 @@ def test_a_server_gets_weights_that_mean_nothing_and_a_port_of_its_own(engines: 
     tail = row["command"][-6:]
     assert tail[:5] == ["--load-format", "dummy", "--host", "127.0.0.1", "--port"]
     assert row["action"] == "start"
+    (row,) = builder.json("prewarm", "--dry-run", "--", *engines.serve("--load-format=dummy"))["plan"]
+    assert row["command"].count("--load-format") == 0, "said once is enough: vLLM warns of words that come twice"
     (row,) = builder.json("prewarm", "--dry-run", "--real-weights", "--", *engines.serve())["plan"]
     assert "dummy" not in row["command"]
 

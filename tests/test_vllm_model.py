@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from cachemgr.factors.vllm.facts import facts_for
+from cachemgr.factors.vllm.flags import Draft, parse, role_of_draft
 from cachemgr.factors.vllm.model import _CONFIGS, Model, factors, model
 
 SOURCES = os.environ.get("CACHEMGR_VLLM_SOURCES")
@@ -38,6 +40,8 @@ def ask(
     config_path: str | None = None,
     vllm: str | None = None,
     hub: str | None = None,
+    draft: str | None = None,
+    draft_revision: str | None = None,
     **environ: str,
 ) -> Model:
     return model(
@@ -46,6 +50,7 @@ def ask(
         environ={"HOME": str(cwd / "home"), **environ},
         cwd=cwd,
         hf_config_path=config_path,
+        draft=None if draft is None else Draft(draft, draft_revision),
         vllm_version=vllm,
         hub_version=hub,
     )
@@ -97,7 +102,7 @@ def test_online_a_hub_id_stays_and_its_snapshot_configures_it(tmp_path: Path) ->
 def test_a_model_that_is_not_here_yet_has_no_digest(tmp_path: Path) -> None:
     found = ask(tmp_path, "org/m")
     assert found == Model("org/m", None, "org/m")
-    assert [factor.name for factor in factors(found)] == ["model"]
+    assert [factor.name for factor in factors(found, draft="match")] == ["model"]
 
 
 @pytest.mark.parametrize(
@@ -403,15 +408,58 @@ def test_people_read_a_short_name(tmp_path: Path, name: str, label: str) -> None
 def test_secrets_of_a_url_are_in_no_factor(tmp_path: Path, name: str) -> None:
     for environ in ({}, {"HF_HUB_OFFLINE": "1"}):
         found = ask(tmp_path, name, **environ)
-        assert "hunter2" not in repr((found, factors(found)))
+        assert "hunter2" not in repr((found, factors(found, draft="match")))
     write(tmp_path / "redirect", {"m": name})
     redirected = ask(tmp_path, "m", VLLM_MODEL_REDIRECT_PATH="redirect")
-    assert "hunter2" not in repr((redirected, factors(redirected)))
+    assert "hunter2" not in repr((redirected, factors(redirected, draft="match")))
 
 
 def test_factors_are_matched(tmp_path: Path) -> None:
-    made = factors(ask(tmp_path, str(local(tmp_path / "m"))))
+    made = factors(ask(tmp_path, str(local(tmp_path / "m"))), draft="blind")
     assert [(factor.name, factor.role) for factor in made] == [("model", "match"), ("model.config", "match")]
+
+
+def test_a_draft_counts_by_its_own_configuration(tmp_path: Path) -> None:
+    name, draft = str(local(tmp_path / "m")), str(local(tmp_path / "d"))
+    one = ask(tmp_path, name, draft=draft)
+    local(tmp_path / "d", num_hidden_layers=3)
+    other = ask(tmp_path, name, draft=draft)
+    assert one.draft != other.draft
+    assert one.config == other.config == ask(tmp_path, name).config
+    made = factors(one, draft="blind")
+    assert [(factor.name, factor.role) for factor in made[1:]] == [("model.config", "match"), ("model.draft", "blind")]
+    assert ask(tmp_path, name, draft="ngram").draft is None, "not a model, or not here yet"
+
+
+def test_a_draft_of_the_hub_is_the_snapshot_of_its_revision(tmp_path: Path) -> None:
+    name, hub = str(local(tmp_path / "m")), tmp_path / "home" / ".cache" / "huggingface" / "hub"
+    cached(hub, "org/d")
+    cached(hub, "org/d", commit=OTHER, ref="next", num_hidden_layers=3)
+    revisions = (None, "main", "next", "gone")
+    found = [ask(tmp_path, name, draft="org/d", draft_revision=revision).draft for revision in revisions]
+    assert found[0] == found[1] != found[2]
+    assert None not in found[:3]
+    assert found[3] is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        '--speculative-config={"method":"eagle","model":"d","revision":"r","num_speculative_tokens":2}',
+        "--speculative-config.method=eagle --speculative-config.model=d --speculative-config.revision=r",
+        "-sc.model=d -sc.revision=r",
+        "--spec-method=eagle --spec-model=d -sc.revision=r",
+    ],
+)
+def test_each_spelling_names_the_draft(tmp_path: Path, words: str) -> None:
+    flags = parse(["m", *words.split()], facts_for("0.32.0"), "serve", tmp_path)
+    assert flags.draft == Draft("d", "r")
+    assert parse(["m", "-sc.num_speculative_tokens=2"], facts_for("0.32.0"), "serve", tmp_path).draft is None
+
+
+def test_a_draft_is_blind_where_the_engine_leaves_it_out_of_its_hash() -> None:
+    releases = ("0.26.0", "0.28.0", "0.31.0", "0.33.0")
+    assert [role_of_draft(facts_for(release)) for release in releases] == ["blind", "blind", "match", "match"]
 
 
 # JSON files that the sources below name and that shape nothing that is compiled; see the comment at `_CONFIGS`.

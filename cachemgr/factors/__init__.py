@@ -107,7 +107,7 @@ def target_here(
         engine = recognise(program.parse(unwrap(command, environ), cwd))
         if engine is not None:
             found, flags, name = serving.model_here(engine, platform.path, environ, cwd)
-            models[model_name(name, flags.values)] = found
+            models[model_name(name, flags)] = found
     return make(platform, environ, cwd, models, host=host_name, made=made)
 
 

@@ -86,7 +86,7 @@ def _profile(engine: Vllm, facts: Facts, flags: Flags, setting: Setting, extra: 
         *vllm_flags.factors(flags, facts),
         *serving_variables(variables, engine, setting.platform.device.kind),
         *(() if setting.target is None else setting.target.sealed_for("vllm", setting.own)),
-        *vllm_model.factors(model),
+        *vllm_model.factors(model, draft=vllm_flags.role_of_draft(facts)),
         *extra,
     )
     return Profile(
@@ -129,6 +129,7 @@ def model_of(flags: Flags, engine: Vllm, environ: Mapping[str, str], cwd: Path) 
         cwd=cwd,
         hf_config_path=flags.values.get("hf-config-path"),
         code_revision=flags.values.get("code-revision"),
+        draft=flags.draft,
         vllm_version=engine.version,
         hub_version=engine.hub,
     )
@@ -136,7 +137,7 @@ def model_of(flags: Flags, engine: Vllm, environ: Mapping[str, str], cwd: Path) 
 
 def _model(flags: Flags, engine: Vllm, setting: Setting) -> Model:
     there = {} if setting.target is None else setting.target.models
-    known = there.get(model_name(flags.model or _DEFAULT_MODEL, flags.values))
+    known = there.get(model_name(flags.model or _DEFAULT_MODEL, flags))
     return model_of(flags, engine, setting.environ, setting.cwd) if known is None else known
 
 

@@ -21,6 +21,7 @@ from cachemgr.factors.text import encodable
 from cachemgr.factors.vllm import packages as vllm_packages
 from cachemgr.factors.vllm import variables as vllm_variables
 from cachemgr.factors.vllm.facts import facts_for
+from cachemgr.factors.vllm.flags import Flags
 from cachemgr.factors.vllm.model import Model
 from cachemgr.factors.vllm.packages import Vllm
 from cachemgr.key import Factor
@@ -87,9 +88,13 @@ class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [factor for factor in self.sealed.get(engine, ()) if factor.name.removeprefix(_PREFIX) not in own]
 
 
-def model_name(name: str, values: Mapping[str, str]) -> str:
+def model_name(name: str, flags: Flags) -> str:
     """How a target calls a model that is asked for with these flags."""
-    more = [f"{flag}={values[flag]}" for flag in ("revision", "hf-config-path", "code-revision") if flag in values]
+    given, draft = flags.values, flags.draft
+    more = [f"{flag}={given[flag]}" for flag in ("revision", "hf-config-path", "code-revision") if flag in given]
+    if draft is not None:
+        said = {"draft": draft.name, "draft-revision": draft.revision, "draft-code-revision": draft.code_revision}
+        more += [f"{word}={value}" for word, value in said.items() if value is not None]
     return " ".join([name, *more])
 
 

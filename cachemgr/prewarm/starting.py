@@ -74,7 +74,8 @@ def starting(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, *, port
     if tuple(argv[len(argv) - len(command.words) :]) != command.words:
         return Starting(tuple(argv), None, note="its words cannot be added to")
     reason = "--real-weights" if real_weights else needs_weights(flags)
-    added = [] if reason else ["--load-format", "dummy"]
+    given = flags.values.get("load-format") == "dummy"
+    added = [] if reason or given else ["--load-format", "dummy"]
     server = _server(command, flags, environ, port)
     if server is not None:
         added += ["--host", "127.0.0.1", "--port", str(port)]

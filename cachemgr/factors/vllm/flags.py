@@ -33,6 +33,14 @@ SECRET = frozenset({"api-key", "hf-token"})
 nobody knows, and only those."""
 
 
+class Draft(msgspec.Struct, frozen=True):
+    """A draft model as a command asks for it."""
+
+    name: str
+    revision: str | None = None
+    code_revision: str | None = None
+
+
 class Flags(msgspec.Struct, frozen=True):
     """The flags of one command."""
 
@@ -60,6 +68,20 @@ class Flags(msgspec.Struct, frozen=True):
     def keys(self, name: str) -> dict[str, object]:
         """The JSON object that a flag was given, or an empty one."""
         return _object(self.values.get(name, "")) or {}
+
+    @property
+    def draft(self) -> Draft | None:
+        """The model that drafts for speculative decoding, where one of its own is named.
+
+        vLLM (0.26 to 0.33 `engine/arg_utils.py`, create_speculative_config) joins both spellings, and takes dashes in
+        keys.
+        """
+        given = {key.replace("-", "_"): value for key, value in self.keys("speculative-config").items()}
+        name, revision, code = (given.get(key) for key in ("model", "revision", "code_revision"))
+        name = self.values.get("spec-model", name)
+        if not isinstance(name, str) or not name:
+            return None
+        return Draft(name, _text_or_none(revision), _text_or_none(code))
 
 
 def parse(words: Sequence[str], facts: Facts, front_end: str, cwd: Path) -> Flags:
@@ -133,6 +155,12 @@ def factors(flags: Flags, facts: Facts) -> tuple[Factor, ...]:
     return tuple(sorted(found, key=lambda factor: factor.name))
 
 
+def role_of_draft(facts: Facts) -> Role:
+    """`match` where the engine hashes the configuration of a draft model, whatever the method."""
+    hashed = _hashed("speculative-config", facts.keys.get("speculative-config"), "model", facts)
+    return "match" if hashed and facts.close else "blind"
+
+
 def _keyed(name: str, parts: Mapping[str, object], facts: Facts) -> Iterator[Factor]:
     known = facts.keys.get(name)
     for key, value in parts.items():
@@ -170,6 +198,10 @@ def _parts(name: str, text: str, facts: Facts) -> dict[str, object] | None:
         else:
             found[key] = value
     return found
+
+
+def _text_or_none(value: object) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _public(words: Sequence[str]) -> list[str]:

@@ -9,6 +9,9 @@ path is hashed as it is spelled: `m`, `./m` and `/srv/m` are three models to vLL
 The digest is of files that are here already. Online, vLLM may find a newer revision on the hub than the cached one;
 its own hash then differs and picks correctly. A model that is not here yet has no digest, so its first launch is near
 to its second. ModelScope's own cache is not read: its ids count as they are spelled and without a digest.
+
+A draft model has a digest of its own. vLLM compiles it as a graph beside the target's, under the same hash, in which
+releases before 0.31 have nothing of the draft of most methods (`config/speculative.py`, compute_hash).
 """
 
 import hashlib
@@ -24,7 +27,8 @@ import msgspec
 from cachemgr import digest
 from cachemgr.factors.text import encodable
 from cachemgr.factors.vllm.files import head
-from cachemgr.key import Factor
+from cachemgr.factors.vllm.flags import Draft
+from cachemgr.key import Factor, Role
 from cachemgr.sensitive import HIDDEN
 
 # vLLM 0.26 to 0.33 `transformers_utils/utils.py` (is_cloud_storage) and `runai_utils.py` (SUPPORTED_SCHEMES).
@@ -90,6 +94,8 @@ class Model(msgspec.Struct, frozen=True):
     """What people call it."""
     architectures: tuple[str, ...] = ()
     """Those that its configuration names, where it is on this machine."""
+    draft: str | None = None
+    """Digest of the draft model's configuration files; None without a draft, or while they are not here."""
 
 
 class _Machine(msgspec.Struct, frozen=True):
@@ -109,6 +115,7 @@ def model(
     cwd: Path,
     hf_config_path: str | None,
     code_revision: str | None = None,
+    draft: Draft | None = None,
     vllm_version: str | None = None,
     hub_version: str | None = None,
 ) -> Model:
@@ -133,13 +140,24 @@ def model(
         _digest(machine, folders, code_revision),
         _label(machine, name),
         _architectures(folders["config"]),
+        None if draft is None else _drafting(machine, draft),
     )
 
 
-def factors(found: Model) -> tuple[Factor, ...]:
-    """`model` and, where it is known, `model.config`."""
-    named = {"model": encodable(found.hashed), "model.config": found.config}
-    return tuple(Factor(name, value, "match") for name, value in named.items() if value is not None)
+def factors(found: Model, *, draft: Role) -> tuple[Factor, ...]:
+    """`model` and, where they are known, `model.config` and `model.draft`, the role of which is `draft`."""
+    named: tuple[tuple[str, str | None, Role], ...] = (
+        ("model", encodable(found.hashed), "match"),
+        ("model.config", found.config, "match"),
+        ("model.draft", found.draft, draft),
+    )
+    return tuple(Factor(name, value, role) for name, value, role in named if value is not None)
+
+
+def _drafting(machine: _Machine, draft: Draft) -> str | None:
+    """Digest of the configuration of a draft model (0.26 to 0.33 `config/speculative.py`, __post_init__)."""
+    found = _pulled(machine, _redirected(machine, draft.name))
+    return _digest(machine, {"config": _folder(machine, found, draft.revision)}, draft.code_revision)
 
 
 def _offline_path(machine: _Machine, name: str, revision: str | None) -> str:
