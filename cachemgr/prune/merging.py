@@ -141,8 +141,8 @@ def _chosen(group: Sequence[Capture]) -> tuple[list[tuple[Layer, Units]], tuple[
     for number, layer in enumerate(found):
         for section in layer.sections:
             for unit in section.units:
-                taken = chosen.get((section.domain, unit.name))
-                if taken is None or _paths(unit) > _paths(taken[1]):
+                _number, taken = chosen.get((section.domain, unit.name), (None, None))
+                if unit.outdoes(taken):
                     chosen[section.domain, unit.name] = (number, unit)
     by_layer = [
         (layer, frozenset(name for name, (taken, _unit) in chosen.items() if taken == number))
@@ -154,10 +154,6 @@ def _chosen(group: Sequence[Capture]) -> tuple[list[tuple[Layer, Units]], tuple[
     return [each for each in by_layer if each[1]], tuple(
         Section(domain, tuple(units)) for domain, units in by_domain.items()
     )
-
-
-def _paths(unit: Unit) -> set[str]:
-    return {file.path for file in unit.files}
 
 
 def _united(group: Sequence[Capture], made: Layer) -> Manifest:

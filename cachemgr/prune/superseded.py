@@ -123,7 +123,7 @@ def _covers(other: Capture, capture: Capture) -> bool:
 
 def _units(capture: Capture) -> Mapping[tuple[str, str], set[str]]:
     return {
-        (section.domain, unit.name): {file.path for file in unit.files}
+        (section.domain, unit.name): unit.paths
         for _layer, section in capture.manifest.sections()
         for unit in section.units
     }
