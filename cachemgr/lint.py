@@ -59,7 +59,7 @@ def hazards(environ: Mapping[str, str], profile: Profile) -> list[Hazard]:
     if profile.engine == "vllm":
         facts = facts_for(profile.engine_version)
         found += [*_hashed(environ, profile.factors, facts), *_of_flags(profile, facts)]
-    found += [*_of_torch(environ, profile), *_unreadable(profile)]
+    found += [*_of_torch(environ, profile), *unreadable(profile)]
     return found
 
 
@@ -146,7 +146,8 @@ def _looks_random(value: str) -> bool:
     return _RANDOM.search(value) is not None
 
 
-def _unreadable(profile: Profile) -> Iterator[Hazard]:
+def unreadable(profile: Profile) -> Iterator[Hazard]:
+    """The guards that could not be read."""
     if profile.unknown_guards:
         what = f"{', '.join(profile.unknown_guards)} cannot be read, so no artifact fits and nothing is captured"
         yield Hazard("disables", "command", what, "is this the Python that has torch?")

@@ -198,5 +198,5 @@ def rm(
 def _told(plan: Removal) -> str:
     told = f"{output.counted(len(plan.keys), 'artifact')} ({output.size(plan.freed)})"
     if plan.later:
-        told += f"; {output.size(plan.later)} of layers can go once they are a day old"
+        told += f"; {output.later(plan.later)}"
     return told

@@ -90,8 +90,7 @@ def show(spec: Spec, *, as_json: bool) -> None:
         output.document(plan=spec.entries, dry_run=True)
         return
     rows = [
-        (entry.name, f"{entry.gpus} of {entry.gpu or 'any GPU'}" if entry.gpus else "", " ".join(shown(entry.command)))
-        for entry in spec.entries
+        (entry.name, entry.wanted_gpus if entry.gpus else "", " ".join(shown(entry.command))) for entry in spec.entries
     ]
     output.table(("ENTRY", "NEEDS", "COMMAND"), rows, flexible="COMMAND")
 

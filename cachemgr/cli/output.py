@@ -170,6 +170,17 @@ def counted(count: int, noun: str) -> str:
     return sizes.counted(count, noun)
 
 
+def skipped(objects: int, noun: str, count: int) -> None:
+    """Say what was not sent, because it is there; `count` is its bytes."""
+    if objects:
+        note(f"skipped {counted(objects, noun)} ({size(count)}), which {'are' if objects > 1 else 'is'} there already")
+
+
+def later(count: int) -> str:
+    """What is said of layers of so many bytes that nothing refers to, and that are too young to go."""
+    return f"{size(count)} of layers can go once they are a day old"
+
+
 def short(key: str | Key) -> str:
     """A key or digest as people read it."""
     return key.removeprefix("sha256:")[:12]

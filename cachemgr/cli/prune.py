@@ -287,6 +287,6 @@ def _notes(plan: Plan | LivePlan) -> None:
         name = kept.name if isinstance(plan, LivePlan) else output.short(kept.name)
         output.note(f"kept {name} ({kept.why}): {kept.kept}")
     if isinstance(plan, Plan) and plan.later:
-        output.note(f"{output.size(plan.later)} of layers can go once they are a day old")
+        output.note(output.later(plan.later))
     for note in plan.notes:
         output.note(f"note: {note}")

@@ -209,9 +209,7 @@ class Job:
             output.note(f"warning: {reason}")
 
     def _tell_rest(self, plan: Plan) -> None:
-        if plan.skipped_objects:
-            skipped = f"{output.counted(plan.skipped_objects, 'object')} ({output.size(plan.skipped_bytes)})"
-            output.note(f"skipped {skipped}, which {'are' if plan.skipped_objects > 1 else 'is'} there already")
+        output.skipped(plan.skipped_objects, "object", plan.skipped_bytes)
         for each in plan.damaged:
             output.note(f"warning: {each.reason}")
 

@@ -217,8 +217,7 @@ def missing_gpus(entry: Entry, environ: Mapping[str, str]) -> str:
     fitting = [name for name in names if entry.gpu is None or entry.gpu.lower() in name.lower()]
     if len(fitting) >= entry.gpus:
         return ""
-    wanted = f"{entry.gpus} of {entry.gpu or 'any GPU'}"
-    return f"needs {wanted}, and here {_there(names)}"
+    return f"needs {entry.wanted_gpus}, and here {_there(names)}"
 
 
 def _there(names: Sequence[str]) -> str:

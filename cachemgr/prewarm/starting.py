@@ -16,6 +16,7 @@ from cachemgr.domains.domain import ROOT_VARIABLE
 from cachemgr.factors import engine_of
 from cachemgr.factors.vllm.command import EngineCommand
 from cachemgr.factors.vllm.flags import Flags
+from cachemgr.factors.vllm.model import in_object_storage
 
 _SERVERS = frozenset({"serve", "api_server"})
 _PLAIN_FORMATS = frozenset(
@@ -34,7 +35,6 @@ _PLAIN_FORMATS = frozenset(
 )
 """Loaders that fill the layers that the model has (0.26 to 0.33 `model_executor/model_loader/__init__.py`). The others
 read weights that were quantized, sharded or serialised for them, or from another process."""
-_OBJECT_STORAGE = ("s3://", "gs://", "az://")
 _GGUF_OF_HUB = re.compile(r"[\w.-]+/[\w.-]+:[\w-]+")
 _OF_BUILDS = frozenset({"CI"})
 """torch has it in every key (2.13 `_functorch/config.py`, error_on_custom_op_aliasing)."""
@@ -95,7 +95,7 @@ def needs_weights(flags: Flags) -> str:
         return "a GGUF file has its own kinds of layers"
     if "model-loader-extra-config" in flags.values:
         return "the dummy loader takes no --model-loader-extra-config"
-    if (flags.model or "").lower().startswith(_OBJECT_STORAGE):
+    if in_object_storage(flags.model or ""):
         return "a model in object storage has loaders of its own"
     return ""
 
