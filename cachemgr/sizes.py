@@ -33,3 +33,8 @@ def spell(count: int) -> str:
 def counted(count: int, noun: str) -> str:
     """`1 file`, `2 files`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def percent(rate: float | None) -> str:
+    """`25%`; a dash where there is nothing to have a share of."""
+    return "-" if rate is None else f"{rate:.0%}"

@@ -4,11 +4,10 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TypeVar
 
 import click
 
@@ -20,8 +19,6 @@ from cachemgr.errors import NotFoundError, UsageError
 from cachemgr.settings import Settings, Value, load
 from cachemgr.store import Remote, Store, layout
 from cachemgr.store.incoming import Incoming
-
-F = TypeVar("F", bound=Callable[..., None])
 
 ASK_A_SERVICE = ("ls", "show", "why", "diff", "stats", "lookup")
 """Commands that `--server` has ask a service instead of the stores of this machine."""
@@ -72,12 +69,12 @@ def opened(settings: Settings) -> Cache:
     return cache
 
 
-def on_mirror(function: F) -> F:
+def on_mirror(function: output.F) -> output.F:
     """The option of commands about a store that can be about the mirror instead."""
     return click.option("--mirror", is_flag=True, help="the mirror instead of the local store")(function)
 
 
-def on_waiting(function: F) -> F:
+def on_waiting(function: output.F) -> output.F:
     """The option of commands about a store that can be about what waits in it instead."""
     return click.option("--waiting", is_flag=True, help="what waits for a signature instead, see `cachemgr sign`")(
         function
@@ -150,7 +147,7 @@ def new_launch() -> str:
     return f"{now:%Y%m%dT%H%M%S}-{now.microsecond * 4096 // 1_000_000:03x}{secrets.randbits(28):07x}"
 
 
-def command_argument(function: F) -> F:
+def command_argument(function: output.F) -> output.F:
     """`-- CMD ARG...` at the end of a command line, taken as it is."""
     return click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- CMD [ARG]...")(
         function

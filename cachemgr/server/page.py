@@ -25,10 +25,6 @@ def _seconds(value: float | None) -> str:
     return f"{value:,.1f} s" if abs(value) < 100 else f"{value:,.0f} s"
 
 
-def _percent(rate: float | None) -> str:
-    return "-" if rate is None else f"{rate:.0%}"
-
-
 def _count(number: int) -> str:
     return f"{number:,}"
 
@@ -54,7 +50,7 @@ _ENVIRONMENT = Environment(
 _ENVIRONMENT.filters.update(
     size=_size,
     seconds=_seconds,
-    percent=_percent,
+    percent=sizes.percent,
     count=_count,
     counted=sizes.counted,
     day=_day,
