@@ -69,7 +69,7 @@ class Watch:
         targets: Sequence[Target],
         offered: Mapping[str, frozenset[str]],
         digests: Mapping[str, Mapping[str, Digest]],
-        elsewhere: Callable[[Target, observe.Snapshot], frozenset[str]],
+        elsewhere: Callable[[Target, observe.Snapshot], frozenset[str]] = lambda _target, _new: frozenset(),
     ) -> None:
         self._targets = targets
         self._offered = dict(offered)
