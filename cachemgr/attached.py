@@ -9,7 +9,6 @@ import os
 import select
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 
 import msgspec
 
@@ -19,7 +18,7 @@ from cachemgr.child import Ended
 from cachemgr.clock import Clock
 from cachemgr.factors import reason_to_leave_alone
 from cachemgr.order import Listener, Order
-from cachemgr.process import start_time
+from cachemgr.process import exit_status, start_time
 from cachemgr.running import LINGER_SECONDS, Running
 from cachemgr.trouble import Trouble
 
@@ -56,22 +55,8 @@ class Process:
             poll.register(self._descriptor, select.POLLIN)
             poll.poll()
             os.close(self._descriptor)
-        status = _status(self._pid)
-        if status is None:
-            return None
-        if os.WIFSIGNALED(status):
-            return Ended(128 + os.WTERMSIG(status), os.WTERMSIG(status), left_behind=False)
-        return Ended(os.WEXITSTATUS(status), None, left_behind=False)
-
-
-def _status(pid: int) -> int | None:
-    """Field 52 of `/proc/<pid>/stat` (proc(5)) while its parent has not reaped it; a number that was given to another
-    process since is no zombie."""
-    with suppress(OSError, ValueError, IndexError):
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        if fields[0] in {b"Z", b"X"}:
-            return int(fields[49])
-    return None
+        status = exit_status(self._pid)
+        return None if status is None else Ended.of_status(status, left_behind=False)
 
 
 def attend(

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from cachemgr import threads
 from cachemgr.clock import Clock
 from cachemgr.outcome import NOT_PUBLISHED
 from cachemgr.publish import Published
@@ -59,11 +60,11 @@ class Attendant:
         """What the command had done when it was ready and had come to rest."""
         self.captured = NOT_PUBLISHED
         self._ended = threading.Event()
-        # It inherits our blocked signals, so the kernel never gives one to it.
-        self._thread = threading.Thread(target=self._attend, name="cachemgr-attendant", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        self._thread.start()
+        """Begin."""
+        self._thread = threads.start(self._attend, "attendant")
 
     def _attend(self) -> None:
         while not self._ended.wait(_TICK_SECONDS):
@@ -98,4 +99,5 @@ class Attendant:
     def finish(self, seconds: float) -> None:
         """The command has ended: look no more, and wait so long for a capture that is under way."""
         self._ended.set()
-        self._thread.join(seconds)
+        if self._thread is not None:
+            self._thread.join(seconds)

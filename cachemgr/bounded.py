@@ -1,15 +1,12 @@
 """Steps that may hang (a store on a dead file server) get so many seconds and no more."""
 
-import signal
-import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from cachemgr import threads
 from cachemgr.errors import DeadlineError
 
 T = TypeVar("T")
-
-_SIGNALS = signal.valid_signals()
 
 
 class Begun(Generic[T]):
@@ -20,12 +17,9 @@ class Begun(Generic[T]):
 
     def __init__(self, what: str, step: Callable[[], T]) -> None:
         self._what = what
-        self._thread = threading.Thread(target=self._work, args=(step,), name=f"cachemgr-{what}", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(lambda: self._work(step), what)
 
     def _work(self, step: Callable[[], T]) -> None:
-        # A thread that is left behind must not be the one that the kernel gives our signals to.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
             self._value = step()
         except BaseException as error:  # noqa: BLE001 - raised in the caller's thread

@@ -20,6 +20,7 @@ import msgspec
 
 from cachemgr import places, sizes
 from cachemgr.digest import fingerprint
+from cachemgr.remembered import recall, remember
 
 _RACY_NS = 2_000_000_000
 """A directory that changed so recently may change again without showing it (`cachemgr.statcache`)."""
@@ -70,11 +71,10 @@ class Budget:
 
     def _count(self, place: str) -> int:
         file = self._remembered / f"{fingerprint(place.encode('utf-8', 'surrogateescape'))}.msgpack"
-        known = _recall(file)
+        known = recall(file, dict[str, _Folder]) or {}
         seen = _look(place, known, self._now_ns())
         if seen != known:
-            with suppress(OSError):  # it only saves work
-                places.write_private(file, msgspec.msgpack.encode(seen))
+            remember(file, seen)
         return sum(folder.bytes for folder in seen.values())
 
 
@@ -108,13 +108,6 @@ def _grows_here(place: str) -> bool:
     except OSError:
         return False
     return not read_only and places.network_file_system(place) is None
-
-
-def _recall(file: Path) -> dict[str, _Folder]:
-    try:
-        return msgspec.msgpack.decode(file.read_bytes(), type=dict[str, _Folder])
-    except (OSError, msgspec.MsgspecError, ValueError):
-        return {}
 
 
 def _look(place: str, known: dict[str, _Folder], now_ns: int) -> dict[str, _Folder]:

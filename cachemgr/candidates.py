@@ -40,9 +40,7 @@ class Candidate(msgspec.Struct, frozen=True):
         return () if self.fits else broken(self.needs, host)
 
 
-def candidate(
-    key: Key, heads: Sequence[Head], factors: Sequence[Factor], host: Relations, *, place: int = 0
-) -> Candidate:
+def candidate(key: Key, heads: Sequence[Head], factors: Sequence[Factor], host: Relations, *, place: int) -> Candidate:
     """An artifact, of which these are the heads, for a launch with these factors on this host."""
     fitting = [head for head in heads if not broken(head.needs, host)]
     complete = any(head.complete for head in fitting)

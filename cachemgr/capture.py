@@ -55,6 +55,16 @@ class Unit(msgspec.Struct, frozen=True):
     name: str
     files: tuple[File, ...]
 
+    @property
+    def paths(self) -> set[str]:
+        """Those of its files."""
+        return {file.path for file in self.files}
+
+    def outdoes(self, older: "Unit | None") -> bool:
+        """Whether readers take it instead of that of an older capture: where there is none, or it has all of its files
+        and more. A unit grows when later launches add to it, and the larger one serves both."""
+        return older is None or self.paths > older.paths
+
 
 class Section(msgspec.Struct, frozen=True):
     """The units of one domain in a layer, sorted by name."""

@@ -53,6 +53,13 @@ class Ended(msgspec.Struct, frozen=True):
     told: bool = False
     """Whether somebody told us to end meanwhile, by a signal or at the keyboard."""
 
+    @classmethod
+    def of_status(cls, status: int, *, left_behind: bool, told: bool = False) -> "Ended":
+        """By the status that waitpid(2) gives."""
+        if os.WIFSIGNALED(status):
+            return cls(128 + os.WTERMSIG(status), os.WTERMSIG(status), left_behind, told)
+        return cls(os.WEXITSTATUS(status), None, left_behind, told)
+
 
 class Child:
     """A running command. Signals are watched from `start` until `wait` has returned."""
@@ -126,9 +133,7 @@ class Child:
                 self._reap()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
-        if os.WIFSIGNALED(status):
-            return Ended(128 + os.WTERMSIG(status), os.WTERMSIG(status), not self._alone, self._told)
-        return Ended(os.WEXITSTATUS(status), None, not self._alone, self._told)
+        return Ended.of_status(status, left_behind=not self._alone, told=self._told)
 
     def _reap(self) -> None:
         """Collect everything that has ended; ours may have stopped instead."""

@@ -24,6 +24,29 @@ def written(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).strftime(_TEXT)
 
 
+def moment(text: str) -> float:
+    """Like `epoch`; a time that cannot be read is as old as can be."""
+    try:
+        return epoch(text)
+    except ValueError:
+        return 0.0
+
+
+_AGES = ((86400 * 365, "y"), (86400, "d"), (3600, "h"), (60, "min"))
+
+
+def age_of(text: str, now: float) -> str:
+    """How long ago a time was, for people: in the largest unit that gives at least 1; `?` where it cannot be read."""
+    try:
+        value = now - epoch(text)
+    except ValueError:
+        return "?"
+    for width, unit in _AGES:
+        if value >= width:
+            return f"{int(value // width)} {unit}"
+    return f"{max(int(value), 0)} s"
+
+
 class Clock(Protocol):
     """What a launch needs of time; the real one is in `cachemgr.cli.session`."""
 

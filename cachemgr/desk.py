@@ -8,7 +8,6 @@ into place is chosen and checked as before every start. Only processes of this u
 import json
 import os
 import secrets
-import signal
 import socket
 import struct
 import threading
@@ -17,6 +16,8 @@ from contextlib import suppress
 from typing import Final
 
 import msgspec
+
+from cachemgr import threads
 
 DESK_VARIABLE = "CACHEMGR_DESK"
 HEARS_VARIABLE = "CACHEMGR_HEARS"
@@ -118,7 +119,7 @@ class Desk:
     def attend(self, fetch: Callable[[str], str]) -> None:
         """Begin to listen."""
         self._fetch = fetch
-        _in_thread(self._accept, "desk")
+        threads.start(self._accept, "desk")
 
     def hand_out(self, what: Mapping[str, object]) -> None:
         """What processes that join are told."""
@@ -165,15 +166,15 @@ class Desk:
                 connection, _address = self._listener.accept()
             except OSError:
                 return
-            if _peer(connection) is None or self.connected >= _MOST_CONNECTIONS:
+            if _own_peer(connection) is None or self.connected >= _MOST_CONNECTIONS:
                 connection.close()
                 continue
             with self._lock:
                 self._connected.add(connection)
-            _in_thread(lambda connection=connection: self._serve(connection), "desk-client")  # type: ignore[misc]
+            threads.start(lambda connection=connection: self._serve(connection), "desk-client")  # type: ignore[misc]
 
     def _serve(self, connection: socket.socket) -> None:
-        pid = _peer(connection) or 0
+        pid = _own_peer(connection) or 0
         try:
             while packet := connection.recv(_LONGEST_PACKET):
                 try:
@@ -220,20 +221,17 @@ class Desk:
                 table.setdefault(text[:200])
 
 
-def _peer(connection: socket.socket) -> int | None:
+def peer(connection: socket.socket) -> tuple[int, int]:
+    """The process at the other end and its user, as the kernel says them. Raises OSError."""
+    size = _CREDENTIALS.size
+    pid, uid, _gid = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return int(pid), int(uid)
+
+
+def _own_peer(connection: socket.socket) -> int | None:
     """The process at the other end, or None when it is another user's."""
     try:
-        pid, uid, _gid = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        pid, uid = peer(connection)
     except OSError:
         return None
-    return int(pid) if uid in {os.geteuid(), 0} else None
-
-
-def _in_thread(work: Callable[[], None], name: str) -> None:
-    """Our signals are for the thread that waits for the command."""
-
-    def quietly() -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        work()
-
-    threading.Thread(target=quietly, name=f"cachemgr-{name}", daemon=True).start()
+    return pid if uid in {os.geteuid(), 0} else None

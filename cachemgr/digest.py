@@ -8,6 +8,7 @@ import base64
 import hashlib
 import hmac
 import re
+from collections.abc import Iterable
 from typing import NewType, Protocol
 
 Digest = NewType("Digest", str)
@@ -60,6 +61,11 @@ def fingerprint(data: bytes) -> str:
     import xxhash
 
     return xxhash.xxh3_128_hexdigest(data)
+
+
+def fingerprint_of(names: Iterable[str]) -> str:
+    """One short name for a set of names, in whatever order they come."""
+    return fingerprint("\n".join(sorted(names)).encode())
 
 
 def sealed(value: str) -> str:

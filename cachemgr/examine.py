@@ -9,7 +9,7 @@ What is captured is read once altogether: `sketch` looks at what decides the sha
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -52,8 +52,8 @@ class Fault(msgspec.Struct, frozen=True):
     paths: tuple[str, ...]
 
 
-def units_of(domain: Domain, seen: Snapshot) -> dict[str, list[str]]:
-    """The paths of each unit in a snapshot, sorted."""
+def units_of(domain: Domain, seen: Iterable[str]) -> dict[str, list[str]]:
+    """The paths of each unit of those that were seen, sorted."""
     members: dict[str, list[str]] = defaultdict(list)
     for path in seen:
         members[domain.unit_of(path)].append(path)

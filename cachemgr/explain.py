@@ -14,7 +14,7 @@ import msgspec
 from cachemgr.capture import Launch, Verdict
 from cachemgr.domains.scrub import MARK
 from cachemgr.key import Comparison, Difference, Factor, Key, Result, compare
-from cachemgr.meanings import meaning
+from cachemgr.meanings import debug_adds_asserts, meaning
 
 Word = Literal[
     "denied",
@@ -172,7 +172,7 @@ class Account(msgspec.Struct, frozen=True):
     started: str | None = None
 
 
-def account(case: Case, *, nearest: Sequence[Factor] = ()) -> Account:
+def account(case: Case, *, nearest: Sequence[Factor]) -> Account:
     """The explanation of a case. `nearest` are the factors of the artifact that it is compared with, where they are
     known; otherwise the differences that were recorded speak."""
     differs = case.differs
@@ -211,15 +211,11 @@ def _explained(difference: Difference, names: set[str], torch: str | None) -> To
     harmless = row.harmless
     if difference.factor == "model" and "model.config" not in names:
         harmless = "the configuration files are the same"
-    if difference.factor == "env.VLLM_LOGGING_LEVEL" and torch is not None and _release(torch) >= (2, 12):
+    if difference.factor == "env.VLLM_LOGGING_LEVEL" and not debug_adds_asserts(torch):
         harmless = "this torch compiles the same with it"
     name = difference.factor.removeprefix("env.")
     fix = row.fix.format(name=name) if row.fix and _typed(name) else _usual_fix(difference)
     return Told(difference.factor, difference.wanted, difference.stored, difference.role, row.means, harmless, fix)
-
-
-def _release(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d{1,9}", version)[:2])
 
 
 def _usual_fix(difference: Difference) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 
 from cachemgr import sizes
-from cachemgr.clock import epoch
+from cachemgr.clock import moment
 from cachemgr.errors import UsageError
 from cachemgr.inventory import Summary
 
@@ -83,7 +83,7 @@ def _parsed(text: str, now: float) -> Filter:
         return _number(_NUMBERS[field], sign, _amount(text, value, _PLAIN))
     if field in _TIMES:
         time, wanted, order = _TIMES[field], _amount(text, value, _AGES), _ORDERS[sign]
-        return lambda summary: order(now - _seconds(time(summary)), wanted)
+        return lambda summary: order(now - moment(time(summary)), wanted)
     raise UsageError(f"`{field}` in `{text}` is nothing to filter by", hint=f"one of {', '.join(FIELDS)}")
 
 
@@ -119,11 +119,3 @@ def _amount(text: str, value: str, units: dict[str, int]) -> float:
         known = " ".join(name for name in units if name) or "none"
         raise UsageError(f"`{value}` in `{text}` is no amount", hint=f"a number with a unit; units: {known}")
     return float(found[1]) * unit
-
-
-def _seconds(text: str) -> float:
-    """A time that cannot be read is as old as can be."""
-    try:
-        return epoch(text)
-    except ValueError:
-        return 0.0

@@ -5,7 +5,6 @@ another machine has set: an owner is gone when its claim has not changed for `SI
 watches, or when its process is on this host and is dead.
 """
 
-import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
+from cachemgr import threads
 from cachemgr.bounded import within
 from cachemgr.clock import Clock
 from cachemgr.errors import CacheError, StoreError
@@ -48,11 +48,9 @@ class Flight:
         self._claims, self._number = claims, number
         self._landed = threading.Event()
         self._now = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="cachemgr-flight", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(self._beat, "flight")
 
     def _beat(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while not self._landed.is_set():
             self._now.wait(BEAT_SECONDS)
             self._now.clear()

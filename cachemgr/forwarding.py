@@ -38,15 +38,13 @@ class Forwarding:
         """Have what an earlier launch left sent, and say why it is still here."""
         if self._outbox is None:
             return
-        waiting = self._outbox.waiting()
-        if not waiting and not self._is_batch(self._outbox):
+        waits = self._outbox.told()
+        if waits is None and not self._is_batch(self._outbox):
             return
         told = self._outbox.trouble()
-        if told is not None and waiting:
-            count = sum(map(len, waiting.values()))
-            waits = "1 capture waits" if count == 1 else f"{count} captures wait"
+        if told is not None and waits is not None:
             self._trouble.errors[f"mirror {told.word}"] += 1
-            self._trouble.say(f"{waits} for the mirror since {told.since}: {told.reason}")
+            self._trouble.say(f"{waits} since {told.since}: {told.reason}")
         self._start(self._outbox)
 
     def hand_over(self, key: Key, capture: Digest) -> None:

@@ -7,21 +7,18 @@ host: losing it costs time, and the artifact that is chosen is read from the sto
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from cachemgr.beneath import read_plain
 from cachemgr.digest import Digest
 from cachemgr.errors import CorruptError, DeniedError, NotFoundError, StoreError, UntrustedError
 from cachemgr.key import Factor, Key, Relations
 from cachemgr.parallel import side_by_side
-from cachemgr.places import write_private
+from cachemgr.remembered import recall, remember
 from cachemgr.store import Store, layout
 from cachemgr.store.captures import Damaged, Judge, listing, load
 
-_LIMIT = 256 << 20
 _READERS = 8
 
 
@@ -38,7 +35,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
 class Heads:
     """The heads of one store, by the name of the manifest, kept in a file that is read when they are asked for."""
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None) -> None:
         self._path = path
         self._known: dict[str, Head] = {}
         self._changed = False
@@ -97,17 +94,12 @@ class Heads:
         self._remember()
 
     def _recall(self) -> None:
-        """A missing or torn file is an empty one."""
         if self._path is not None:
-            with suppress(OSError, msgspec.MsgspecError, ValueError):
-                self._known = msgspec.msgpack.decode(read_plain(self._path, limit=_LIMIT), type=dict[str, Head])
+            self._known = recall(self._path, dict[str, Head]) or {}
 
     def _remember(self) -> None:
-        """Failing to is no failure: the next look-up reads the manifests again."""
-        if self._path is None or not self._changed:
-            return
-        with suppress(OSError):
-            write_private(self._path, msgspec.msgpack.encode(self._known))
+        if self._path is not None and self._changed:
+            remember(self._path, self._known)
 
     def _learn(
         self, store: Store, name: str, there: tuple[Key, Collection[str]], judge: Judge | None, damaged: list[Damaged]

@@ -6,7 +6,6 @@ uses are touched: the caller says whether other launches are here.
 """
 
 import os
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
@@ -14,7 +13,7 @@ import msgspec
 
 from cachemgr.domains import Target
 from cachemgr.domains.leftovers import ORPHANED_SECONDS, is_temporary
-from cachemgr.examine import Fault, Tree, faults
+from cachemgr.examine import Fault, Tree, faults, units_of
 from cachemgr.observe import STAGE_PREFIX, Snapshot, scan
 from cachemgr.places import make_directory
 from cachemgr.statcache import StatCache
@@ -69,9 +68,7 @@ def all_of(targets: Sequence[Target], offered: Mapping[str, Collection[str]], re
     """Everything that was restored, as what must go for `reason`. `offered` has paths by domain."""
     found = []
     for target in targets:
-        members: dict[str, list[str]] = defaultdict(list)
-        for path in sorted(offered.get(target.domain.name, ())):
-            members[target.domain.unit_of(path)].append(path)
+        members = units_of(target.domain, offered.get(target.domain.name, ()))
         if members:
             found.append(Ailing(target, tuple(Fault(unit, reason, tuple(paths)) for unit, paths in members.items())))
     return found

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from cachemgr import digest
 from cachemgr.capture import Layer, Verdict
 from cachemgr.errors import NotFoundError, UsageError
 from cachemgr.history import NO_HISTORY, History, fold
@@ -48,7 +47,7 @@ class Indexed(msgspec.Struct, frozen=True):
     """One artifact as an index of the store has it."""
 
     manifests: str
-    """The `print_of` its manifests: that of those that are there, unless the index is behind."""
+    """The `cachemgr.digest.fingerprint_of` its manifests: that of those that are there, unless the index is behind."""
     summary: Summary
 
 
@@ -67,11 +66,6 @@ _OF_MANIFESTS = (
     "cold_seconds",
 )
 """What of a summary follows from manifests, whatever launches did."""
-
-
-def print_of(manifests: Iterable[str]) -> str:
-    """One short name for the manifests that an artifact has."""
-    return digest.fingerprint("\n".join(sorted(manifests)).encode())
 
 
 def contradictions(told: Summary, held: Sequence[Capture]) -> list[str]:

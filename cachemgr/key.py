@@ -53,6 +53,10 @@ class Difference(msgspec.Struct, frozen=True):
     stored: str | None
     role: Role
 
+    def __str__(self) -> str:
+        """In one line, for people."""
+        return f"{self.factor} {self.wanted}≠{self.stored}"
+
 
 class Comparison(msgspec.Struct, frozen=True):
     """What a stored set of factors is worth to a launch that wants another set."""

@@ -411,9 +411,9 @@ def _expect(found: Digest, file: File) -> None:
         raise CorruptError(f"`{file.path}` has other bytes than its manifest says")
 
 
-def read_file(path: str, directory: int | None = None) -> Iterator[bytes]:
+def read_file(path: str) -> Iterator[bytes]:
     """The bytes of a live file in pieces, without moving its access time where the kernel allows it."""
-    descriptor = open_quietly(path, directory)
+    descriptor = open_quietly(path)
     try:
         # A buffer of the file's own size: allocating 1 MiB for each small file would cost more than reading it.
         wanted = min(CHUNK, os.fstat(descriptor).st_size + 1)

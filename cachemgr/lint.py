@@ -13,8 +13,9 @@ import msgspec
 from cachemgr.factors.environment import is_service_link
 from cachemgr.factors.profile import Profile
 from cachemgr.factors.vllm.facts import Facts, facts_for
+from cachemgr.factors.vllm.model import HUB_TRUE
 from cachemgr.key import Factor
-from cachemgr.meanings import meaning
+from cachemgr.meanings import debug_adds_asserts, meaning
 from cachemgr.sensitive import is_secret
 
 Kind = Literal["fragments", "poisons", "disables", "breaks"]
@@ -46,13 +47,9 @@ DISABLERS = {
     "VLLM_DISABLE_COMPILE_CACHE": "is set, so vLLM compiles its graphs at every start",
 }
 """Variables that switch a cache off."""
-_EVERYWHERE = "set it on all machines or on none"
+EVERYWHERE = "set it on all machines or on none"
 _ADDRESS = re.compile(r"\w+_(HOST|HOSTNAME|IP|PORT|ADDR|ADDRESS)|VLLM_RAY_BUNDLE_INDICES")
-_TRUE = frozenset({"1", "ON", "YES", "TRUE"})
-"""What huggingface_hub takes for yes (`constants.py`, ENV_VARS_TRUE_VALUES)."""
 _SHARED = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE", "DG_JIT_CACHE_DIR")
-_ASSERTS_GONE = (2, 12)
-"""The torch with which vLLM's DEBUG logging changes nothing that is compiled (0.26-0.33 `config/compilation.py`)."""
 PORT = "VLLM_PORT"
 
 
@@ -62,7 +59,7 @@ def hazards(environ: Mapping[str, str], profile: Profile) -> list[Hazard]:
     if profile.engine == "vllm":
         facts = facts_for(profile.engine_version)
         found += [*_hashed(environ, profile.factors, facts), *_of_flags(profile, facts)]
-    found += [*_of_torch(environ, profile), *_unreadable(profile)]
+    found += [*_of_torch(environ, profile), *unreadable(profile)]
     return found
 
 
@@ -101,14 +98,14 @@ def _hashed(environ: Mapping[str, str], factors: tuple[Factor, ...], facts: Fact
 def _of_torch(environ: Mapping[str, str], profile: Profile) -> Iterator[Hazard]:
     for name in ("CI", "CXX"):
         if environ.get(name) and any(factor.name == f"env.{name}" for factor in profile.factors):
-            yield Hazard("fragments", name, f"is set: {CHANGERS[name]}", _EVERYWHERE)
-    if profile.engine == "vllm" and environ.get("HF_HUB_OFFLINE", "").upper() in _TRUE:
-        yield Hazard("fragments", "HF_HUB_OFFLINE", f"is set: {CHANGERS['HF_HUB_OFFLINE']}", _EVERYWHERE)
+            yield Hazard("fragments", name, f"is set: {CHANGERS[name]}", EVERYWHERE)
+    if profile.engine == "vllm" and environ.get("HF_HUB_OFFLINE", "").upper() in HUB_TRUE:
+        yield Hazard("fragments", "HF_HUB_OFFLINE", f"is set: {CHANGERS['HF_HUB_OFFLINE']}", EVERYWHERE)
     level = environ.get("VLLM_LOGGING_LEVEL", "").upper()
     torch = next((factor.value for factor in profile.factors if factor.name == "torch"), None)
     if profile.engine == "vllm" and level == "DEBUG":
-        old = torch is None or tuple(map(int, re.findall(r"\d+", torch)[:2])) < _ASSERTS_GONE
-        what = "is DEBUG, which adds asserts to what is compiled" if old else "is DEBUG, which is a key of its own"
+        asserts = debug_adds_asserts(torch)
+        what = "is DEBUG, which adds asserts to what is compiled" if asserts else "is DEBUG, which is a key of its own"
         yield Hazard("fragments", "VLLM_LOGGING_LEVEL", what, "unset VLLM_LOGGING_LEVEL")
     for name in _SHARED:
         if environ.get(name):
@@ -149,7 +146,8 @@ def _looks_random(value: str) -> bool:
     return _RANDOM.search(value) is not None
 
 
-def _unreadable(profile: Profile) -> Iterator[Hazard]:
+def unreadable(profile: Profile) -> Iterator[Hazard]:
+    """The guards that could not be read."""
     if profile.unknown_guards:
         what = f"{', '.join(profile.unknown_guards)} cannot be read, so no artifact fits and nothing is captured"
         yield Hazard("disables", "command", what, "is this the Python that has torch?")

@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from cachemgr import sizes
 from cachemgr.candidates import Candidate, among, ranked
 from cachemgr.capture import Where
 from cachemgr.digest import Digest
@@ -226,7 +227,7 @@ class _Search:
         for capture in fitting:
             if capture not in whole:
                 name = layout.manifest_name(key, capture.digest)
-                reason = f"capture {name.rsplit('/', 1)[-1][:12]} has a layer that is not in the store"
+                reason = f"capture {layout.short(name)} has a layer that is not in the store"
                 self.damaged.append(Damaged(key, name, reason, "absent"))
         return tuple(whole)
 
@@ -283,5 +284,5 @@ def kept_out(found: Found, key: Key) -> tuple[str, ...]:
     """That captures of this very key are in quarantine here, for people; empty where none is."""
     if not found.apart:
         return ()
-    some = "1 capture" if found.apart == 1 else f"{found.apart} captures"
+    some = sizes.counted(found.apart, "capture")
     return (f"{some} of this key in quarantine on this host, see `cachemgr show {key[:12]}`",)

@@ -5,6 +5,7 @@ version, and `cachemgr.factors.vllm.facts` knows; what is said here holds for ev
 are those of the modules below `cachemgr.factors`, which made the factors.
 """
 
+import re
 from fnmatch import fnmatchcase
 
 import msgspec
@@ -27,6 +28,7 @@ class Meaning(msgspec.Struct, frozen=True):
         return any(fnmatchcase(factor, pattern) for pattern in self.patterns.split())
 
 
+_ASSERTS_GONE = (2, 12)
 _ADDRESS = "it is an address of one pod or machine, and no kernel depends on it"
 
 MEANINGS: tuple[Meaning, ...] = (
@@ -210,3 +212,8 @@ MEANINGS: tuple[Meaning, ...] = (
 def meaning(factor: str) -> Meaning:
     """The row that speaks for a factor."""
     return next(row for row in MEANINGS if row.fits(factor))
+
+
+def debug_adds_asserts(torch: str | None) -> bool:
+    """Whether vLLM's DEBUG logging may change what this torch compiles (0.26-0.33 `config/compilation.py`)."""
+    return torch is None or tuple(int(part) for part in re.findall(r"\d{1,9}", torch)[:2]) < _ASSERTS_GONE

@@ -16,6 +16,7 @@ from cachemgr import digest
 from cachemgr.digest import Digest
 from cachemgr.key import Key, folder, from_folder
 from cachemgr.places import make_directory, write_private
+from cachemgr.sizes import counted
 
 _FAILURE = "failure.json"
 
@@ -74,6 +75,11 @@ class Outbox:
                 if key is not None and capture is not None:
                     found[key].add(capture)
         return {key: frozenset(captures) for key, captures in found.items()}
+
+    def told(self) -> str | None:
+        """How many captures wait, for people; None when none does."""
+        count = sum(map(len, self.waiting().values()))
+        return None if not count else f"{counted(count, 'capture')} {'waits' if count == 1 else 'wait'} for the mirror"
 
     def sent(self, key: Key, capture: Digest) -> None:
         """A capture does not wait any more."""

@@ -98,7 +98,7 @@ class Outcome:
         *,
         refusal: str | None,
         without: frozenset[Digest],
-        budget: Budget | None = None,
+        budget: Budget | None,
     ) -> None:
         self._cache, self._clock, self._start, self._budget = cache, clock, start, budget
         self._refusal, self._without = refusal, without

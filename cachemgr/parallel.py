@@ -4,12 +4,13 @@ The pools of the standard library wait for their threads when the interpreter ex
 keep a finished command from ending.
 """
 
-import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Generic, TypeVar
+
+from cachemgr import threads as quiet
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -37,7 +38,7 @@ class _Work(Generic[S, T]):
     def done(self, threads: int) -> list[T]:
         self._running = threads
         for number in range(threads):
-            threading.Thread(target=self._work, name=f"cachemgr-parallel-{number}", daemon=True).start()
+            quiet.start(self._work, f"parallel-{number}")
         try:
             with self._changed:
                 self._changed.wait_for(lambda: self._failure is not None or self._running == 0)
@@ -48,8 +49,6 @@ class _Work(Generic[S, T]):
         return [result for _number, result in sorted(self._results.items())]
 
     def _work(self) -> None:
-        # Signals are for the thread that waits for them.
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         failure: BaseException | None = None
         try:
             while (taken := self._taken()) is not None:

@@ -54,6 +54,16 @@ def nearest(path: str | Path) -> str:
     return place
 
 
+def free_bytes(path: str | Path) -> int:
+    """Bytes that the file system of a directory, which need not be there yet, has free for us.
+
+    Raises:
+        OSError: it cannot be asked.
+    """
+    disk = os.statvfs(nearest(path))
+    return disk.f_bavail * disk.f_frsize
+
+
 def make_directory(path: str | Path, mode: int = 0o755) -> None:
     """Make a directory and what is missing above it, none of them writable for others, whatever the umask allows.
 
@@ -180,9 +190,9 @@ def network_file_system(path: str | Path, mounts: Path = MOUNTS) -> str | None:
     return None
 
 
-def file_system(path: str | Path, mounts: Path = MOUNTS) -> str:
+def file_system(path: str | Path) -> str:
     """The type of the file system under `path`, such as `ext4`; empty where it cannot be told."""
-    return _mount_at(os.path.realpath(path), mounts).kind
+    return _mount_at(os.path.realpath(path), MOUNTS).kind
 
 
 def exported_place(path: str | Path, mounts: Path = MOUNTS) -> str | None:

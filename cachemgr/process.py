@@ -3,6 +3,7 @@ not taken for it."""
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -34,8 +35,22 @@ def runs(process: Process) -> bool | None:
 
 def start_time(pid: int) -> str | None:
     """Field 22 of `/proc/<pid>/stat` (proc(5)); None when there is no such process, or only its zombie."""
-    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else None
+    fields = _stat(pid)
+    return fields[19] if len(fields) > 19 and fields[0] not in _ENDED else None
+
+
+def exit_status(pid: int) -> int | None:
+    """Field 52 of it while its parent has not reaped it; a number that was given to another process since is no
+    zombie."""
+    fields = _stat(pid)
+    return int(fields[49]) if len(fields) > 49 and fields[0] in _ENDED else None
+
+
+def tell(pid: int, started: str | None, number: int) -> None:
+    """Signal the process that had this number and start time, unless it is gone and the number may be another's."""
+    if started is not None and start_time(pid) == started:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def children(pid: int) -> set[int]:
@@ -85,11 +100,19 @@ def _parents() -> dict[int, int | None] | None:
 
 
 def _parent(pid: int) -> int | None:
-    """None when it is gone. The name in the second field may hold anything, parentheses too."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_bytes().rsplit(b")", 1)[1].split()[1])
-    except OSError:
-        return None
+    """None when it is gone."""
+    fields = _stat(pid)
+    return int(fields[1]) if len(fields) > 1 else None
+
+
+_ENDED = frozenset("ZX")
+"""States of a process of which only its number and its status are left."""
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of `/proc/<pid>/stat` from the third on; none when there is no such process. The name in the second
+    one may hold anything, parentheses too."""
+    return _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
 
 
 def _boot() -> str:

@@ -101,7 +101,7 @@ def _stored_units(own: Sequence[Capture]) -> dict[str, dict[str, list[set[str]]]
     for capture in own:
         for _layer, section in capture.manifest.sections() if capture.manifest.complete else ():
             for unit in section.units:
-                have[section.domain][unit.name].append({file.path for file in unit.files})
+                have[section.domain][unit.name].append(unit.paths)
     return have
 
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from cachemgr import blame, heal, live, observed
+from cachemgr import blame, heal, live, observed, threads
 from cachemgr.answering import Entries
 from cachemgr.attendant import Attendant
 from cachemgr.before import Before, Warm
@@ -45,13 +45,7 @@ def accompanied(pid: int, companion: Companion | None, trouble: Trouble, ready: 
         yield
         return
     under_way = UnderWay(pid, threading.Event(), ready)
-    thread = threading.Thread(
-        # It inherits our blocked signals, so the kernel never gives one to it.
-        target=lambda: trouble.survive("going along", None, lambda: companion(under_way)),
-        name="cachemgr-companion",
-        daemon=True,
-    )
-    thread.start()
+    thread = threads.start(lambda: trouble.survive("going along", None, lambda: companion(under_way)), "companion")
     try:
         yield
     finally:

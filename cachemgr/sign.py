@@ -5,11 +5,9 @@ trusted key, or a person who says that he accepts it without. What is signed is 
 the digests of everything below it, so what somebody changes in the meantime is found by every reader.
 """
 
-import os
 import uuid
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
@@ -22,8 +20,8 @@ from cachemgr.digest import Digest
 from cachemgr.errors import CacheError, CorruptError, NotFoundError, StoreError, UntrustedError, UsageError
 from cachemgr.key import Key
 from cachemgr.signature import MAX_BYTES, PublicKey, Signer, verified
-from cachemgr.store import Store, layout
-from cachemgr.store.captures import Capture, Damaged, Standing, captures, enter, keys, listing
+from cachemgr.store import Store, layout, scratch
+from cachemgr.store.captures import Capture, Damaged, Standing, captures, enter, entry_hints, keys, listing
 from cachemgr.store.incoming import Incoming
 from cachemgr.store.removal import referenced
 from cachemgr.trust import Trust
@@ -170,7 +168,7 @@ def _settle(store: Store, layer: Layer) -> None:
     aside = store.scratch() / uuid.uuid4().hex
     try:
         try:
-            with Incoming(store).open(name) as stream, _created(aside) as target:
+            with Incoming(store).open(name) as stream, scratch.create(aside) as target:
                 for piece in _bounded(stream, layer):
                     target.write(piece)
             with aside.open("rb") as copy:
@@ -184,10 +182,6 @@ def _settle(store: Store, layer: Layer) -> None:
             aside.unlink(missing_ok=True)
 
 
-def _created(path: Path) -> BinaryIO:
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "wb")
-
-
 def _bounded(stream: BinaryIO, layer: Layer) -> Iterator[bytes]:
     """No more than the manifest says and a piece: what waits may be endless."""
     size = 0
@@ -199,8 +193,8 @@ def _bounded(stream: BinaryIO, layer: Layer) -> Iterator[bytes]:
 def _remove_waiting(waiting: Incoming, capture: Capture) -> None:
     """The manifest goes first, as always. Layers stay that another one that waits may need."""
     manifest = capture.manifest
-    for entry in manifest.entries:
-        waiting.delete(layout.entry_name(entry, manifest.key))
+    for hint in entry_hints(manifest):
+        waiting.delete(hint)
     prefix = layout.artifact_prefix(manifest.key)
     own = [entry.name for entry in waiting.scan(prefix) if layout.beside(entry.name) == capture.digest]
     for name in sorted(own, key=lambda name: not name.endswith(layout.MANIFEST_SUFFIX)):

@@ -1,4 +1,4 @@
-"""Sizes as people and Kubernetes write them: one reading and one spelling for settings, reasons and tables."""
+"""Sizes as people and Kubernetes write them, and counts: one reading and one spelling for settings, reasons, tables."""
 
 import re
 
@@ -28,3 +28,13 @@ def spell(count: int) -> str:
             return f"{count} B" if unit == "B" else f"{value:.{1 if value < 99.5 else 0}f} {unit}"
         value /= 1000
     raise AssertionError("the last unit takes any size")
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 file`, `2 files`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def percent(rate: float | None) -> str:
+    """`25%`; a dash where there is nothing to have a share of."""
+    return "-" if rate is None else f"{rate:.0%}"

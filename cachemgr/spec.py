@@ -59,6 +59,11 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     limit: float = DEFAULT_LIMIT
     """Seconds for all its starts together."""
 
+    @property
+    def wanted_gpus(self) -> str:
+        """How many GPUs it needs, and of which kind, for people."""
+        return f"{self.gpus} of {self.gpu or 'any GPU'}"
+
 
 class Spec(msgspec.Struct, frozen=True):
     """Entries in the order in which they are prewarmed; no two have the same name."""

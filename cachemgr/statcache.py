@@ -5,18 +5,16 @@ two seconds before it was read is not remembered, because a second change inside
 """
 
 import os
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from cachemgr.beneath import read_plain
 from cachemgr.capture import File
 from cachemgr.observe import Seen
-from cachemgr.places import write_private
+from cachemgr.remembered import recall, remember
 
-_RACY_NS = 2_000_000_000
-_LIMIT = 256 << 20
+RACY_NS = 2_000_000_000
+"""What changed so recently may change again without showing it."""
 
 
 class _Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -36,18 +34,12 @@ class StatCache:
     @classmethod
     def load(cls, path: Path) -> "StatCache":
         """Read the cache file `path`."""
-        try:
-            return cls(msgspec.msgpack.decode(read_plain(path, limit=_LIMIT), type=dict[str, _Entry]))
-        except (OSError, msgspec.MsgspecError, ValueError):
-            return cls({})
+        return cls(recall(path, dict[str, _Entry]) or {})
 
     def save(self, path: Path) -> None:
-        """Write what changed, without files that are gone; it only saves work, so a failure to write is no failure."""
-        if not self.changed:
-            return
-        known = {file: entry for file, entry in self._entries.items() if os.path.lexists(file)}
-        with suppress(OSError):
-            write_private(path, msgspec.msgpack.encode(known))
+        """Write what changed, without files that are gone."""
+        if self.changed:
+            remember(path, {file: entry for file, entry in self._entries.items() if os.path.lexists(file)})
 
     def get(self, path: str, seen: Seen) -> File | None:
         """The stored form of the file at `path`, if it is the file that was remembered."""
@@ -58,7 +50,7 @@ class StatCache:
 
     def put(self, path: str, seen: Seen, file: File, *, now_ns: int) -> None:
         """Remember the stored form of a file that was `seen` before and after it was read."""
-        if now_ns - seen.mtime_ns < _RACY_NS:
+        if now_ns - seen.mtime_ns < RACY_NS:
             return
         self._entries[path] = _Entry(*seen[:3], file)
         self.changed = True

@@ -21,7 +21,7 @@ import msgspec
 
 from cachemgr.capture import Where
 from cachemgr.clock import epoch, written
-from cachemgr.digest import Digest, is_digest
+from cachemgr.digest import Digest, hex_of, is_digest
 from cachemgr.errors import CacheError, CorruptError, DeniedError, NotFoundError, UntrustedError, UsageError
 from cachemgr.key import Key
 from cachemgr.machine import Machine
@@ -110,10 +110,10 @@ class Trust:
             UntrustedError: it must not be used.
         """
         if capture in self.revoked:
-            raise UntrustedError(f"capture {_short(capture)} is revoked")
+            raise UntrustedError(f"capture {hex_of(capture)[:12]} is revoked")
         report = self.report(store, capture, beside)
         if report is not None:
-            said = f"capture {_short(capture)} is in quarantine: {report.reason} (key {report.signer})"
+            said = f"capture {hex_of(capture)[:12]} is in quarantine: {report.reason} (key {report.signer})"
             raise UntrustedError(said, hint="cachemgr unquarantine")
         if policy != "require" and origins:
             asked = (self.policies[where] for where in _origins(store, key, capture))
@@ -197,7 +197,7 @@ class Trust:
             except NotFoundError:
                 continue
         said = "; ".join(refusals[:3]) or "nobody has signed it"
-        raise UntrustedError(f"capture {_short(capture)} is not trusted: {said}", hint="cachemgr sign")
+        raise UntrustedError(f"capture {hex_of(capture)[:12]} is not trusted: {said}", hint="cachemgr sign")
 
     def _dismissed(self, signer: str) -> str | None:
         """Why what this key has signed is not even looked at, or None."""
@@ -321,7 +321,3 @@ def _expanded(words: Sequence[str], faults: list[str]) -> list[str]:
             continue
         found.extend(part for line in text.splitlines() for part in line.partition("#")[0].split())
     return found
-
-
-def _short(capture: Digest) -> str:
-    return capture.removeprefix("sha256:")[:12]

@@ -19,12 +19,12 @@ import msgspec
 from cachemgr import heal
 from cachemgr import layer as layers
 from cachemgr.capture import Layer
-from cachemgr.digest import Digest
+from cachemgr.digest import Digest, fingerprint_of
 from cachemgr.domains import Target
 from cachemgr.errors import CorruptError, DeniedError, NotFoundError
 from cachemgr.examine import units_of
 from cachemgr.heal import Ailing
-from cachemgr.inventory import Indexed, contradictions, print_of
+from cachemgr.inventory import Indexed, contradictions
 from cachemgr.key import Key
 from cachemgr.observe import scan
 from cachemgr.parallel import side_by_side
@@ -194,7 +194,7 @@ class _Verifying:
         manifests = {layout.manifest_name(each.manifest.key, each.digest): each.manifest.key for each in needed_by}
         standing = {manifest: key for manifest, key in manifests.items() if self._store.has(manifest)}
         for manifest, key in standing.items():  # of the others nobody needs it any more
-            self._say("damage", layout.layer_name(name), f"{fault}, and capture {_short(manifest)} needs it", key)
+            self._say("damage", layout.layer_name(name), f"{fault}, and capture {layout.short(manifest)} needs it", key)
             if not fault.startswith("cannot be read"):
                 self._manifests[manifest] = None
                 self._layers[name] = None
@@ -238,7 +238,10 @@ class _Verifying:
                 missing.append(hint)
             for name in missing:
                 self._say(
-                    "damage", name, f"is missing, so capture {_short(manifest)} is not found", capture.manifest.key
+                    "damage",
+                    name,
+                    f"is missing, so capture {layout.short(manifest)} is not found",
+                    capture.manifest.key,
                 )
                 self._hints.append(name)
 
@@ -273,7 +276,7 @@ class _Verifying:
             place, held = layout.artifact_prefix(key), found.get(key, ())
             if not held and not any(self._store.scan(place)):
                 self._say("note", place, "is in the catalogue, and not in the store, as the next `ls` will find", key)
-            elif held and told.manifests == print_of(layout.manifest_name(key, each.digest) for each in held):
+            elif held and told.manifests == fingerprint_of(layout.manifest_name(key, each.digest) for each in held):
                 others = contradictions(told.summary, held)
                 if others:
                     self._say("damage", place, f"the catalogue tells other things of it: {', '.join(others)}", key)
@@ -284,13 +287,7 @@ class _Verifying:
         if not live:
             return []
         now_ns = int(self._now * 1e9)
-        have = {
-            (section.domain, unit.name)
-            for own in found.values()
-            for capture in own
-            for _layer, section in capture.manifest.sections()
-            for unit in section.units
-        }
+        have = captures.units_in(capture for own in found.values() for capture in own)
         for target in live:
             units = units_of(target.domain, scan(target.directory, target.domain.travels))
             uncovered = [unit for unit in units if (target.domain.name, unit) not in have]
@@ -302,10 +299,6 @@ class _Verifying:
             for fault in each.faults:
                 self._say("damage", f"{each.target.directory}/{fault.unit}", fault.reason)
         return ailing
-
-
-def _short(manifest: str) -> str:
-    return manifest.rsplit("/", 1)[-1][:12]
 
 
 def mend(store: Store, repair: Repair, *, launch: str, now: float) -> None:

@@ -52,8 +52,7 @@ def choose(
 ) -> dict[str, tuple[Layer, Unit]]:
     """Per unit of a domain, the capture's layer to take it from, among units that `suits` takes.
 
-    The oldest capture wins, unless a later one has all of its files and more: a unit grows when later launches add to
-    it, and the larger one serves both.
+    The oldest capture wins, unless that of a later one `outdoes` it.
     """
     chosen: dict[str, tuple[Layer, Unit]] = {}
     for capture in found:
@@ -62,8 +61,8 @@ def choose(
             continue
         layer, section = held
         for unit in section.units:
-            taken = chosen.get(unit.name)
-            if suits(capture, unit) and (taken is None or _paths(unit) > _paths(taken[1])):
+            _layer, taken = chosen.get(unit.name, (None, None))
+            if suits(capture, unit) and unit.outdoes(taken):
                 chosen[unit.name] = (layer, unit)
     return chosen
 
@@ -75,10 +74,6 @@ def sources(artifact: Sequence[Capture], domains: Iterable[Domain], ranks: Colle
         serves = partial(_serves, domain, ranks=ranks)
         taken.update(id(layer) for layer, _unit in choose(artifact, domain.name, serves).values())
     return tuple(capture for capture in artifact if any(id(layer) in taken for layer in capture.manifest.layers))
-
-
-def _paths(unit: Unit) -> set[str]:
-    return {file.path for file in unit.files}
 
 
 def restore(
@@ -147,7 +142,7 @@ def restore(
 def _serves(domain: Domain, capture: Capture, unit: Unit, ranks: Collection[str]) -> bool:
     """A launch that was ready had all ranks that a unit will ever have: with pipeline parallelism a draft head or an
     encoder lives on some of them. A launch that was killed may have had one of two."""
-    found = domain.ranks_of(unit.name, _paths(unit))
+    found = domain.ranks_of(unit.name, unit.paths)
     if not found or not ranks:
         return True
     return bool(found & set(ranks)) if capture.manifest.complete else found >= set(ranks)

@@ -57,7 +57,8 @@ class Watch:
     proof for the verdict.
 
     An engine that loads an entry may write parts of it out again, byte for byte (vLLM 0.26-0.31 unpacks its artifacts
-    into Inductor's directory at every start): files with the bytes that were offered are not added.
+    into Inductor's directory at every start): files with the bytes that were offered are not added. Nor is a winner of
+    tuning that is another one than was offered (`Domain.chooses`): a kernel that was compiled for it shows by itself.
 
     Other launches restore and compile into directories that all share: `elsewhere` says which units among files that
     are new are theirs.
@@ -151,13 +152,14 @@ class Watch:
         return Work(tuple(trees), added, said, tuple(examples))
 
     def _is_again(self, target: Target, path: str, after: observe.Snapshot) -> bool:
-        """Whether a file that was written has the bytes that were offered under its name."""
+        """Whether a file that was written has the bytes that were offered under its name, or is another choice."""
         wanted = self._digests.get(target.domain.name, {}).get(path)
         if wanted is None:
             return False
         known = (target.domain.name, path, after[path]._replace(atime_ns=0))
         if known not in self._same:
-            self._same[known] = _stored_digest(target, path, after) == wanted
+            stored = _stored_digest(target, path, after)
+            self._same[known] = stored == wanted or (stored is not None and target.domain.chooses(path))
         return self._same[known]
 
     def _scan(self, target: Target, there: set[str]) -> observe.Snapshot:

@@ -55,6 +55,8 @@ _BY_THE_DOZEN = frozenset(
         "test_keep",
         "test_kubernetes",
         "test_levels",
+        "test_links",
+        "test_loading",
         "test_merging",
         "test_mirror",
         "test_network_faults",

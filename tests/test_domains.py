@@ -389,6 +389,17 @@ RELOCATED = [
 SCRUBBED = ((TORCH_COMPILE, f"{BACKBONE}/cache_key_factors.json"), (INDUCTOR, f"aa/{HASH}.best_config"))
 
 
+def test_only_winners_of_tunings_are_choices() -> None:
+    winners = [
+        f"aa/{HASH}.best_config",
+        f"{AOT}/inductor_cache/aa/{HASH}.best_config",
+        f"{UNPACKED}/aa/{HASH}.best_config",
+    ]
+    assert [INDUCTOR.chooses(winners[0]), *map(TORCH_COMPILE.chooses, winners[1:])] == [True] * 3
+    others = [(domain, path) for domain, path, _unit in TRAVELS if not path.endswith(".best_config")]
+    assert not [path for domain, path in others if domain.chooses(path)]
+
+
 @pytest.mark.parametrize(("domain", "path"), RELOCATED)
 def test_files_that_name_their_directory_are_relocated(domain: Domain, path: str) -> None:
     assert domain.travels(path)

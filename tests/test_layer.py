@@ -495,9 +495,8 @@ def frames() -> dict[str, tuple[Layer, bytes]]:
 
 @pytest.mark.parametrize(("made", "data"), frames().values(), ids=frames().keys())
 def test_a_tar_that_is_not_what_the_manifest_says_is_refused(made: Layer, data: bytes) -> None:
-    with pytest.raises(CorruptError) as caught:
+    with pytest.raises(CorruptError, match=r"ends early|does not end where|has other bytes|cannot be decompressed"):
         unpacked(made, data)
-    assert "layer" in str(caught.value) or "`" in str(caught.value)
 
 
 def test_the_tar_itself_serves_where_a_store_has_the_layer_unpacked() -> None:

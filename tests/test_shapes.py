@@ -1,15 +1,13 @@
 """Every shape that public reports show of a live tree or a local store, one row each: found, said, left out, harmless.
 
 The rows follow "Shapes for fixtures" of the failure log: torn vLLM, Inductor, Triton and modelinfos trees, what dead
-writers leave, files whose loading would run code, and symbolic links that lead elsewhere.
+writers leave, files whose loading would run code (`test_loading.py`), and symbolic links that lead elsewhere
+(`test_links.py`).
 """
 
 import errno
-import json
 import os
-import pickle
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,12 +25,11 @@ from cachemgr.key import derive
 from cachemgr.observe import STAGE_PREFIX, scan
 from cachemgr.prepare import Preparation
 from cachemgr.statcache import StatCache
-from cachemgr.store import Store, layout
+from cachemgr.store import Store
 from cachemgr.store.captures import captures
 from cachemgr.store.local import LocalStore
 from cachemgr.store.removal import plan_removal, remove
 from tests import trees
-from tests.machines import Machine, install_program, install_stand_in
 from tests.stores import Wrapper
 
 pytestmark = pytest.mark.slow
@@ -590,284 +587,6 @@ def test_an_artifact_that_is_removed_while_it_is_restored_arrives_whole_and_stay
     assert not list((tmp_path / "store").rglob("*.tar.zst"))
     assert trees.read(room).keys() == travelling(tmp_path / "made").keys()
     assert damage(look(room)) == []
-
-
-# Files that run code when they are loaded.
-
-
-class _Trip:
-    """Unpickled, it runs a command."""
-
-    def __init__(self, marker: Path) -> None:
-        self._marker = marker
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return os.system, (f"touch '{self._marker}'",)
-
-
-@pytest.fixture
-def marker(tmp_path: Path) -> Path:
-    return tmp_path / "marker"
-
-
-@pytest.fixture
-def tripwires(tmp_path: Path, marker: Path) -> dict[str, bytes]:
-    """An Inductor directory in which every file would make the marker when it is loaded; proven to."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    source, built = tmp_path / "trip.c", tmp_path / "trip.so"
-    source.write_text(
-        f'#include <stdlib.h>\n__attribute__((constructor)) void trip(void) {{ system("touch {marker}"); }}\n'
-    )
-    subprocess.run([compiler, "-shared", "-fPIC", "-w", "-o", str(built), str(source)], check=True)
-    bomb = pickle.dumps(_Trip(marker))
-    wrapper, text = trees.python_module(f"open({str(marker)!r}, 'w').close()\n")
-    files = dict(
-        [
-            (wrapper, text),
-            (f"{HOST_KERNEL}.main.so", built.read_bytes()),
-            trees.content_entry("aotautograd/a" + "c" * 51, bomb),
-            trees.content_entry("fxgraph/kf/f" + "c" * 51, bomb),
-        ]
-    )
-    loads = {
-        "import runpy, sys; runpy.run_path(sys.argv[1])": text,
-        "import ctypes, sys; ctypes.CDLL(sys.argv[1])": built.read_bytes(),
-        "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))": bomb,
-    }
-    for code, data in loads.items():
-        (tmp_path / "loaded").write_bytes(data)
-        subprocess.run([PYTHON, "-c", code, str(tmp_path / "loaded")], check=True)
-        assert marker.exists(), "no tripwire"
-        marker.unlink()
-    return files
-
-
-def test_the_commands_load_nothing_that_they_handle(tmp_path: Path, tripwires: dict[str, bytes], marker: Path) -> None:
-    trees.write(tmp_path / "made", tripwires)
-    variables = install_stand_in(tmp_path)
-    copy = (
-        "import os, shutil, sys\n"
-        "root = os.environ['TORCHINDUCTOR_CACHE_DIR']\n"
-        f"if not os.path.isdir(root): shutil.copytree({str(tmp_path / 'made')!r}, root)\n"
-        "for top, _dirs, names in os.walk(root):\n"
-        "    for name in names: open(os.path.join(top, name), 'rb').read()\n"
-    )
-    one, two = (Machine(tmp_path / name, tmp_path / "store", variables) for name in ("one", "two"))
-    cold = one.run(PYTHON, "-c", copy)
-    assert cold["added"]["inductor"] == len(tripwires)
-    assert cold["published"] is not None
-    warm = two.run(PYTHON, "-c", copy)
-    assert (warm["result"], warm["verdict"], warm["restored_files"]) == ("exact", "used", len(tripwires))
-    again = two.run(PYTHON, "-c", copy)
-    assert again["present_files"] == len(tripwires), "checked in place"
-    key = cold["key"]
-    two.cachemgr("ls")
-    two.cachemgr("show", "--files", key)
-    two.json("show", key)
-    two.cachemgr("size")
-    two.cachemgr("lookup", "--", PYTHON, "-c", copy)
-    two.cachemgr("rm", "--dry-run", key)
-    two.cachemgr("rm", "-y", key)
-    assert not marker.exists()
-
-
-def test_no_journey_loads_what_it_handles(tmp_path: Path, tripwires: dict[str, bytes], marker: Path) -> None:
-    room, store = tmp_path / "room", LocalStore(tmp_path / "store")
-    trees.write(room / "inductor", tripwires)
-    bomb = pickle.dumps(_Trip(marker))
-    trees.write(room / "torch_compile", {f"{AOT}/rank_0_0/model": bomb, f"{BACKBONE}/artifact_x": bomb})
-    index = f"__import__('os').system('touch {marker}')".encode()
-    trees.write(room / "torch_compile", {"0123456789/rank_0_0/backbone/vllm_compile_cache.py": index})
-    trees.write(room / "torch_compile", {f"{AOT}/inductor_cache/{path}": data for path, data in tripwires.items()})
-    trees.triton_kernel(room / "triton", "one")
-    trees.write(room / "triton", {f"{KERNEL}/cuda_utils.so": tripwires[f"{HOST_KERNEL}.main.so"]})
-    found = look(room)
-    assert {unit for _domain, unit, _why in damage(found)} == {trees.TEN_HEX, "0123456789"}
-    published = trees.publish_trees(store, trees.live(room))
-    assert {refused.unit for refused in published.refused} == {trees.TEN_HEX, "0123456789"}
-    there = restored(store, tmp_path / "other")
-    assert there[f"torch_compile/{AOT}/rank_0_0/model"] == bomb
-    look(tmp_path / "other")
-    for each in found:
-        heal.set_aside(each, "launch-9")
-    remove(store, plan_removal(store, [derive(trees.FACTORS)], now=NOW))
-    assert not marker.exists()
-
-
-WATCHED = r"""
-import os, sys
-from pathlib import Path
-root = Path(sys.argv[1])
-caught = []
-
-def hook(event, arguments):
-    if event in ("pickle.find_class", "ctypes.dlopen"):
-        caught.append(event)
-    elif event == "import" and str(arguments[1] or "").startswith(str(root)):
-        caught.append(event)
-    elif event == "exec" and str(root) in str(getattr(arguments[0], "co_filename", "")):
-        caught.append(event)
-    elif event in ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen"):
-        caught.append(event)
-
-from cachemgr import heal
-from cachemgr.key import derive
-from cachemgr.statcache import StatCache
-from cachemgr.store.removal import plan_removal, remove
-from cachemgr.store.local import LocalStore
-from tests import trees
-
-trees.build(root / "made")
-store = LocalStore(root / "store")
-bomb = b"\x80\x05cos\nsystem\n(S'true'\ntR."
-for path in [*root.rglob("model"), root / "made" / "tilelang" / "autotuner" / "x" / "function.pkl"]:
-    trees.write(path.parent, {path.name: bomb})
-trees.write(root / "made" / "inductor", dict([trees.content_entry("fxgraph/kb/fkbomb", bomb)]))
-made = trees.live(root / "made")
-sys.addaudithook(hook)
-caught.clear()
-assert trees.publish_trees(store, made).refused == ()
-assert trees.restore_found(store, trees.look_up(store), trees.targets(root / "room")).files
-heal.look(trees.targets(root / "room"), StatCache({}), now_ns=trees.NOW_NS)
-for each in heal.look(trees.targets(root / "made"), StatCache({}), now_ns=trees.NOW_NS):
-    heal.set_aside(each, "launch-9")
-remove(store, plan_removal(store, [derive(trees.FACTORS)], now=trees.NOW_NS / 1e9, grace=0))
-print("caught", sorted(set(caught)))
-caught.clear()
-import ctypes, pickle, runpy
-(root / "module.py").write_text("x = 1")
-runpy.run_path(str(root / "module.py"))
-for load in (lambda: pickle.loads(bomb), lambda: ctypes.CDLL(str(next(root.rglob("*.so"))))):
-    try:
-        load()
-    except OSError:
-        pass
-print("control", sorted(set(caught)))
-"""
-
-
-def test_no_file_of_any_domain_is_loaded_by_any_journey(tmp_path: Path) -> None:
-    """The interpreter itself says what is unpickled, imported, executed and opened as a library."""
-    done = subprocess.run(
-        [PYTHON, "-c", WATCHED, str(tmp_path)], capture_output=True, text=True, check=False, cwd=ROOT, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
-        "caught []",
-        "control ['ctypes.dlopen', 'exec', 'os.system', 'pickle.find_class']",
-    ]
-
-
-# Symbolic links that lead elsewhere.
-
-
-@pytest.fixture
-def outside(tmp_path: Path) -> Path:
-    """Somebody else's files, which look like a cache."""
-    trees.write(tmp_path / "outside", {"precious.txt": b"mine", f"{'E' * 52}/add.json": b"{", "model.1.tmp": b"half"})
-    trees.triton_kernel(tmp_path / "outside", "outside")
-    return tmp_path / "outside"
-
-
-def link_out(root: Path, outside: Path) -> None:
-    """Links of every kind out of a live root."""
-    (root / "triton").mkdir(parents=True, exist_ok=True)
-    (root / "inductor").mkdir(exist_ok=True)
-    (root / "modelinfos").symlink_to(outside)
-    (root / "triton" / ("F" * 52)).symlink_to(outside)
-    (root / "triton" / ("G" * 52)).mkdir()
-    (root / "triton" / ("G" * 52) / "precious.json").symlink_to(outside / "precious.txt")
-    (root / "inductor" / "aotautograd").symlink_to(outside)
-    (root / "inductor" / "dangling").symlink_to(outside / "nowhere")
-
-
-def test_links_out_of_a_live_root_are_not_followed_by_look_or_publish(tmp_path: Path, outside: Path) -> None:
-    room, store = tmp_path / "room", LocalStore(tmp_path / "store")
-    link_out(room, outside)
-    before = trees.state(outside)
-    trees.triton_kernel(room / "triton", "one")
-    # A domain's own directory may be a link: that is how users move it.
-    seen = [found for found in look(room) if found.target.domain.name != "modelinfos"]
-    assert seen == []
-    trees.publish_trees(store, [tree for tree in trees.live(room) if tree.domain.name != "modelinfos"])
-    assert {path.split("/")[1] for path in restored(store, tmp_path / "other")} == {KERNEL}
-    assert trees.state(outside) == before
-
-
-def test_a_restore_does_not_write_through_a_link_out_of_the_live_root(tmp_path: Path, outside: Path) -> None:
-    room, store = tmp_path / "room", LocalStore(tmp_path / "store")
-    trees.build(tmp_path / "made")
-    trees.publish_trees(store, trees.live(tmp_path / "made"))
-    (room / "triton").mkdir(parents=True)
-    (room / "triton" / KERNEL).symlink_to(outside)
-    (room / "inductor").mkdir()
-    for name in ("aotautograd", "fxgraph", "qa"):
-        (room / "inductor" / name).symlink_to(outside)
-    before = trees.state(outside)
-    outcome = trees.restore_found(store, trees.look_up(store), trees.targets(room))
-    assert trees.state(outside) == before
-    assert outcome.files > 0, "the others are restored"
-    assert (room / "inductor" / "qa").is_symlink()
-    assert f"qa/{HOST_KERNEL}.main.so" not in outcome.offered["inductor"]
-
-
-def test_a_private_live_directory_goes_without_what_its_links_lead_to(tmp_path: Path, outside: Path) -> None:
-    key = derive(trees.FACTORS)
-    environ = {"VLLM_CACHE_ROOT": str(tmp_path / "root"), "TMPDIR": str(tmp_path)}
-    before = trees.state(outside)
-    claim = live.Claim(key, "launch-1", "compiling", "sight")
-    room = live.enter(environ, TORCH_PROGRAM, claim, alone=True, now=NOW, notes=[])
-    own = Path(room.targets[0].directory).parent
-    link_out(own, outside)
-    room.leave(in_use=False)
-    assert not own.exists()
-    assert trees.state(outside) == before
-
-
-def test_links_out_of_a_store_are_neither_listed_nor_removed(tmp_path: Path, outside: Path) -> None:
-    place = tmp_path / "store"
-    store = LocalStore(place)
-    trees.publish_trees(store, trees.build(tmp_path / "room"))
-    key = derive(trees.FACTORS)
-    (capture,) = captures(store, key, [])
-    manifest = layout.manifest_name(key, capture.digest)
-    shutil.copy(place / manifest, outside / "stolen.json.zst")
-    (place / manifest).parent.joinpath("ab" * 32 + ".json.zst").symlink_to(outside / "stolen.json.zst")
-    (place / "artifacts" / ("k1-" + "0" * 32)).symlink_to(outside)
-    (place / "layers" / "sha256" / "00").symlink_to(outside)
-    (place / "entries" / "link").symlink_to(outside)
-    before = trees.state(outside)
-    assert {entry.name for entry in store.scan("artifacts/")} == {manifest}
-    assert [found.digest for found in captures(store, key, [])] == [capture.digest]
-    remove(store, plan_removal(store, [key], now=NOW, grace=0))
-    assert captures(store, key, []) == ()
-    assert trees.state(outside) == before
-    assert (place / "artifacts" / ("k1-" + "0" * 32)).is_symlink(), "not ours to remove"
-
-
-def test_rm_leaves_what_links_in_the_store_lead_to(tmp_path: Path, outside: Path) -> None:
-    machine = Machine(tmp_path / "one", tmp_path / "store", install_stand_in(tmp_path))
-    report = machine.run(PYTHON, install_program(tmp_path), "f")
-    (machine.store / "layers" / "sha256" / "00").symlink_to(outside)
-    (machine.store / "launches" / "link").symlink_to(outside)
-    before = trees.state(outside)
-    machine.cachemgr("rm", "-y", report["key"])
-    assert json.loads(machine.cachemgr("ls", "--json").stdout)["artifacts"] == []
-    assert trees.state(outside) == before
-
-
-def test_a_torn_unit_behind_a_link_does_not_hide_the_units_of_the_room(tmp_path: Path, outside: Path) -> None:
-    link_out(tmp_path / "room", outside)
-    cut_one = target("triton", tmp_path / "room")
-    trees.triton_kernel(cut_one.directory, "one")
-    cut(f"{KERNEL}/add_kernel.json")(Path(cut_one.directory))
-    before = trees.state(outside)
-    (ailing,) = heal.look([cut_one], StatCache({}), now_ns=trees.NOW_NS)
-    heal.set_aside(ailing, "launch-9")
-    assert [fault.unit for fault in ailing.faults] == [KERNEL]
-    assert trees.state(outside) == before
 
 
 def test_a_unit_is_whole_whatever_order_its_files_are_listed_in(tmp_path: Path) -> None:

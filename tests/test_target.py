@@ -210,5 +210,5 @@ def test_a_target_with_unknown_guards_fits_nothing(engines: Engines, tmp_path: P
     platform = msgspec.structs.replace(target.platform, python=None)
     path = tmp_path / "target.json"
     path.write_bytes(encode(msgspec.structs.replace(target, platform=platform)))
-    with pytest.raises(Exception, match=r"python.* could not be read"):
+    with pytest.raises(UsageError, match=r"python.* could not be read"):
         load(path)

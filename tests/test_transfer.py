@@ -178,6 +178,7 @@ def test_a_layer_that_never_ends_is_cut_off_at_its_size(source: LocalStore, targ
 def test_a_source_that_breaks_off_stops_the_transfer(source: LocalStore, target: MemoryStore) -> None:
     _plan, moved = transferred(Breaking(source, "layers/", after=0), target)
     assert moved.captures == ()
+    assert moved.failures
     assert all("Input/output error" in str(failure.error) for failure in moved.failures)
     assert visible(target) == []
 

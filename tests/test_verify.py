@@ -10,10 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cachemgr.digest import fingerprint_of
 from cachemgr.domains import Target
 from cachemgr.domains.triton import TRITON
 from cachemgr.history import NO_HISTORY
-from cachemgr.inventory import Indexed, print_of, summarise
+from cachemgr.inventory import Indexed, summarise
 from cachemgr.key import Key
 from cachemgr.store import Store, layout, pins
 from cachemgr.store.captures import captures, has_layers, keys
@@ -187,7 +188,7 @@ def test_what_others_believe_to_be_there_is_missed(tmp_path: Path) -> None:
     store = whole(tmp_path / "store")
     other, gone = key_of("other"), key_of("gone")
     held = captures(store, other, [])
-    there = print_of(layout.manifest_name(other, each.digest) for each in held)
+    there = fingerprint_of(layout.manifest_name(other, each.digest) for each in held)
     true = summarise(other, held, NO_HISTORY, pinned=False)
     found = verified(store, known={other: Indexed(there, true), gone: Indexed("", true)})
     assert [(fault.key, fault.what) for fault in found.report.faults] == [

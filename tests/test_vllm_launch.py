@@ -74,6 +74,14 @@ def test_an_engine_that_writes_the_same_bytes_again_adds_nothing(engines: Engine
     assert told(engines.machine("two").run(*engines.serve(), STAND_IN="unpack")) == ("exact", "used", 0)
 
 
+def test_a_tuning_with_another_winner_adds_nothing(engines: Engines) -> None:
+    engines.machine("one").run(*engines.serve())
+    warm = engines.machine("two").run(*engines.serve(), STAND_IN="unpack,retune")
+    assert told(warm) == ("exact", "used", 0)
+    assert warm["published"] is None
+    assert told(engines.machine("two").run(*engines.serve(), STAND_IN="unpack,retune")) == ("exact", "used", 0)
+
+
 def test_another_length_is_near_and_reuses_the_kernels(engines: Engines) -> None:
     engines.machine("one").run(*engines.serve("--max-model-len=4096"))
     near = engines.machine("two").run(*engines.serve("--max-model-len=8192"))

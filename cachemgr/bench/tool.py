@@ -20,7 +20,7 @@ from cachemgr.factors.vllm.arguments import FRONT_END
 from cachemgr.factors.vllm.facts import facts_for
 from cachemgr.factors.vllm.flags import Flags
 from cachemgr.prewarm.starting import needs_weights
-from cachemgr.process import descendants, start_time
+from cachemgr.process import descendants, start_time, tell
 
 _WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD)
 _GRACE = 30.0
@@ -152,8 +152,7 @@ def _end_session(pid: int) -> None:
     _tell_group(pid, signal.SIGKILL)
     left = [each for each, began in below.items() if began is not None and start_time(each) == began]
     for each in left:
-        with suppress(ProcessLookupError):
-            os.kill(each, signal.SIGKILL)
+        tell(each, below[each], signal.SIGKILL)
     end = time.monotonic() + _GRACE
     while any(start_time(each) == below[each] for each in left) and time.monotonic() < end:
         time.sleep(_STEP_SECONDS)

@@ -4,6 +4,6 @@ Losing it costs nothing but the time to read the records again: `refresh` brings
 `open_catalogue` makes it where it is missing, so that both are all that `reindex` needs. No launch ever opens it.
 
 `schema` has the tables, `opened` opens them wherever they are, `migrate` brings old ones up to date (the only use of
-alembic), `ingest` reads a store, which `sources` names, `past` adds old launches up, `artifacts`, `launches` and
-`statistics` ask.
+alembic), `ingest` reads a store, which `sources` names, `past` adds old launches up, `artifacts`, `launches`,
+`statistics` and `measures` ask. For the service the database has `tokens` and what its replicas share (`service`).
 """

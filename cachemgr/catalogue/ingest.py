@@ -20,7 +20,7 @@ from cachemgr.catalogue import schema
 from cachemgr.catalogue.opened import Catalogue
 from cachemgr.explain import miss
 from cachemgr.history import NO_HISTORY, best, timed
-from cachemgr.inventory import Summary, cold_seconds, layers_of, print_of, summarise
+from cachemgr.inventory import Summary, cold_seconds, layers_of, summarise
 from cachemgr.key import Factor, Key, derive
 from cachemgr.store import Store, layout
 from cachemgr.store.captures import Capture, Damaged, listed_captures, listing
@@ -230,7 +230,7 @@ def _take_artifacts(catalogue: Catalogue, store: Store, source: int, damaged: li
         by_key.setdefault(there[0], {})[name] = there
     pins = {layout.pinned(entry.name) for entry in store.scan(layout.PINS)}
     pinned = {key: key in pins for key in by_key}
-    stale = [key for key in sorted(by_key) if known.get(key, ("",))[0] != print_of(by_key[key])]
+    stale = [key for key in sorted(by_key) if known.get(key, ("",))[0] != digest.fingerprint_of(by_key[key])]
     for keys in _batches(stale, _ARTIFACTS):
         held = listed_captures(store, {name: there for key in keys for name, there in by_key[key].items()}, damaged)
         catalogue.write(lambda connection, keys=keys, held=held: _put(connection, source, keys, held, pinned))  # type: ignore[misc]
@@ -273,7 +273,7 @@ def _artifact_row(source: int, summary: Summary, captures: Sequence[Capture]) ->
     return {
         "source": source,
         "key": summary.key,
-        "manifests": print_of(layout.manifest_name(summary.key, capture.digest) for capture in captures),
+        "manifests": digest.fingerprint_of(layout.manifest_name(summary.key, capture.digest) for capture in captures),
         "engine": summary.engine,
         "engine_version": summary.engine_version,
         "model": summary.model,

@@ -21,6 +21,9 @@ Exit codes: 0 done · 1 the answer is no · 2 usage · 3 partly done
 13 store, mirror or database unreachable · 130 interrupted
 """
 
+PARTLY = 3
+"""The exit code of a command that did some of what it was asked for."""
+
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("cachemgr.cli.run", "run a command with a warm compile cache, and capture what it compiles"),
     "lookup": ("cachemgr.cli.lookup", "say whether a command would start warm, and what differs if not"),
@@ -95,6 +98,11 @@ class _Group(click.Group):
             _refuse(ctx, error)
         except KeyboardInterrupt:
             ctx.exit(130)
+
+
+def share(good: int, of: int) -> int:
+    """The exit code of a command that did well by so many of the things that it was asked for."""
+    return 0 if good == of else PARTLY if good else 1
 
 
 def _refuse(ctx: click.Context, error: click.UsageError) -> NoReturn:

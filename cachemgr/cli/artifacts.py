@@ -10,8 +10,8 @@ from cachemgr.cache import Cache
 from cachemgr.cli import EXIT_CODES, output
 from cachemgr.cli.index import asked
 from cachemgr.cli.remote import not_with_a_service, service_of
-from cachemgr.cli.session import cache_of, confirm, on_mirror, store_of
-from cachemgr.clock import epoch
+from cachemgr.cli.session import cache_of, chosen_store, confirm, on_mirror, on_waiting, store_of
+from cachemgr.clock import age_of
 from cachemgr.digest import Digest
 from cachemgr.filters import FIELDS, parse
 from cachemgr.inventory import Summary, resolve, summaries, totals
@@ -19,7 +19,6 @@ from cachemgr.live import live_root
 from cachemgr.quarantine import noted
 from cachemgr.store import Store, pins
 from cachemgr.store.captures import Damaged
-from cachemgr.store.incoming import Incoming
 from cachemgr.store.removal import Removal, plan_removal, remove
 
 _SORTS: dict[str, Callable[[Summary], str | int]] = {
@@ -31,14 +30,6 @@ _SORTS: dict[str, Callable[[Summary], str | int]] = {
 }
 """What `ls --sort` knows; the largest or newest comes first."""
 
-waiting_option = click.option("--waiting", is_flag=True, help="what waits for a signature instead, see `cachemgr sign`")
-
-
-def chosen_store(cache: Cache, *, mirror: bool, waiting: bool) -> Store:
-    """The local store or the mirror, or what waits in it."""
-    store = store_of(cache, mirror=mirror)
-    return Incoming(store) if waiting else store
-
 
 @click.command(epilog=EXIT_CODES)
 @click.option("--sort", type=click.Choice(list(_SORTS)), default="created", show_default=True, help="what comes first")
@@ -47,7 +38,7 @@ def chosen_store(cache: Cache, *, mirror: bool, waiting: bool) -> Store:
     "-f", "--filter", "filters", multiple=True, metavar="FILTER", help=f"only artifacts by {', '.join(FIELDS)}"
 )
 @on_mirror
-@waiting_option
+@on_waiting
 @output.listing
 @click.pass_context
 def ls(
@@ -123,20 +114,13 @@ def _print_artifacts(found: Sequence[Summary]) -> None:
             summary.device,
             f"{summary.files:,}",
             output.size(summary.bytes),
-            _ago(summary.created, now),
+            age_of(summary.created, now),
             str(summary.uses),
         )
         for summary in found
     ]
     headers = ("KEY", "MODEL", "ENGINE", "DEVICE", "FILES", "SIZE", "AGE", "USES")
     output.table(headers, rows, right=("FILES", "SIZE", "AGE", "USES"), flexible="MODEL")
-
-
-def _ago(text: str, now: float) -> str:
-    try:
-        return output.age(now - epoch(text))
-    except ValueError:
-        return "?"
 
 
 @click.command(epilog=EXIT_CODES)
@@ -177,7 +161,7 @@ def dir(ctx: click.Context, live: bool) -> None:  # noqa: A001 - the name of the
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
 @click.option("--dry-run", is_flag=True, help="say what would go, and stop")
 @click.option("-y", "--yes", is_flag=True, help="do not ask")
-@waiting_option
+@on_waiting
 @click.option("--json", "as_json", is_flag=True, help="the plan as one JSON document")
 @on_mirror
 @click.pass_context
@@ -214,5 +198,5 @@ def rm(
 def _told(plan: Removal) -> str:
     told = f"{output.counted(len(plan.keys), 'artifact')} ({output.size(plan.freed)})"
     if plan.later:
-        told += f"; {output.size(plan.later)} of layers can go once they are a day old"
+        told += f"; {output.later(plan.later)}"
     return told

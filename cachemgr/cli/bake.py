@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from cachemgr.cache import Cache
-from cachemgr.cli import output
+from cachemgr.cli import output, share
 from cachemgr.cli.trust import sign_seed, signing_key
 from cachemgr.errors import CacheError, UsageError
 from cachemgr.factors.target import load as load_target
@@ -21,8 +21,6 @@ from cachemgr.settings import Settings
 from cachemgr.signature import Signer
 from cachemgr.spec import Spec
 from cachemgr.store.local import LocalStore
-
-_PARTLY = 3
 
 
 def ready(seed: Path, settings: Settings) -> Signer | None:
@@ -110,7 +108,7 @@ def for_targets(
         finish(baked, signer, cache)
     _print(gathered, baked, dry_run=dry_run, as_json=as_json)
     good = sum(not each.missing for each in gathered)
-    return 0 if good == len(gathered) else _PARTLY if good else 1
+    return share(good, len(gathered))
 
 
 def _without(gathered: Sequence[Gathered], left_out: Sequence[LeftOut]) -> tuple[Gathered, ...]:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cachemgr.cli import EXIT_CODES, output
+from cachemgr.cli import EXIT_CODES, PARTLY, output
 from cachemgr.cli.progress import Progress
 from cachemgr.cli.session import WallClock, cache_of
-from cachemgr.cli.transfer import PARTLY, Job, named, transfer_options
+from cachemgr.cli.transfer import Job, named, transfer_options
 from cachemgr.errors import UntrustedError, UsageError
 from cachemgr.export import Export, Plan
 from cachemgr.oci.archive import Archive, NewArchive
@@ -102,9 +102,7 @@ def _tell(plan: Plan, seconds: float, *, dry_run: bool, as_json: bool) -> None:
         told = f"{output.counted(len(plan.images), 'image')} ({output.counted(plan.objects, 'blob')}, "
         told += f"{output.size(plan.bytes)}) to {plan.target}"
         output.note(f"would export {told}" if dry_run else f"exported {told} in {output.seconds(seconds)}")
-        if plan.skipped_objects:
-            skipped = f"{output.counted(plan.skipped_objects, 'blob')} ({output.size(plan.skipped_bytes)})"
-            output.note(f"skipped {skipped}, which {'are' if plan.skipped_objects > 1 else 'is'} there already")
+        output.skipped(plan.skipped_objects, "blob", plan.skipped_bytes)
     for each in plan.damaged:
         output.note(f"warning: {each.reason}")
 

@@ -1,7 +1,6 @@
 """Options of `cachemgr prewarm` that have a spec done elsewhere: on a Ray cluster, or by Jobs of Kubernetes."""
 
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import Mapping
 
 import click
 
@@ -15,12 +14,11 @@ from cachemgr.prewarm.passes import MAX_PASSES, Options, Result
 from cachemgr.settings import Settings
 from cachemgr.spec import Spec
 
-F = TypeVar("F", bound=Callable[..., None])
 Given = Mapping[str, str | int | tuple[str, ...] | None]
 """The values of the options of `elsewhere`, by name."""
 
 
-def elsewhere(function: F) -> F:
+def elsewhere(function: output.F) -> output.F:
     """Where a spec is done, and how."""
     for option in (
         click.option("--gpu-product", "products", multiple=True, metavar="GPU=LABEL", help="of a Job's nodes"),
@@ -90,8 +88,7 @@ def show(spec: Spec, *, as_json: bool) -> None:
         output.document(plan=spec.entries, dry_run=True)
         return
     rows = [
-        (entry.name, f"{entry.gpus} of {entry.gpu or 'any GPU'}" if entry.gpus else "", " ".join(shown(entry.command)))
-        for entry in spec.entries
+        (entry.name, entry.wanted_gpus if entry.gpus else "", " ".join(shown(entry.command))) for entry in spec.entries
     ]
     output.table(("ENTRY", "NEEDS", "COMMAND"), rows, flexible="COMMAND")
 

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from cachemgr.cache import Cache
-from cachemgr.cli import EXIT_CODES, output
+from cachemgr.cli import EXIT_CODES, PARTLY, output
 from cachemgr.cli.session import cache_of, settings_of, store_of
 from cachemgr.errors import CacheError, CorruptError, DatabaseError, NotFoundError, StoreError
 from cachemgr.store import Store
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from cachemgr.catalogue.opened import Catalogue
 
 T = TypeVar("T")
-
-_PARTLY = 3
 
 
 def asked(
@@ -137,7 +135,7 @@ def reindex(ctx: click.Context, local: bool, mirror: bool, as_json: bool, dry_ru
             output.note(line)
     for error in failed:
         _warn(str(error))
-    ctx.exit(_PARTLY if failed else 0)
+    ctx.exit(PARTLY if failed else 0)
 
 
 def _readable(cache: Cache, failed: list[CacheError], *, mirror: bool) -> Store | None:

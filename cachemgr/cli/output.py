@@ -25,13 +25,14 @@ Format = Literal["table", "json", "quiet"]
 F = TypeVar("F", bound=Callable[..., None])
 
 SCHEMA = 1
-_AGES = ((86400 * 365, "y"), (86400, "d"), (3600, "h"), (60, "min"))
 _PIPED_COLUMNS = 1_000_000
 _GAP = "  "
 _LEAST = 12
 """Columns of a text in a table that are left before another text is shortened as well."""
 _MOST = 40
 """Columns of a value in a sentence."""
+_FIRST = 2
+"""Differing factors that a sentence has."""
 _BEFORE = 8
 """Columns of what two long values have in common that are shown before they part."""
 _HASH = re.compile(r"(?<![0-9a-f])[0-9a-f]{32,}(?![0-9a-f])")
@@ -164,17 +165,20 @@ def seconds(value: float) -> str:
     return f"{value:.2f} s" if value < 10 else f"{value:.1f} s"
 
 
-def age(value: float) -> str:
-    """How long ago, in the largest unit that gives at least 1."""
-    for width, unit in _AGES:
-        if value >= width:
-            return f"{int(value // width)} {unit}"
-    return f"{max(int(value), 0)} s"
-
-
 def counted(count: int, noun: str) -> str:
     """`1 file`, `2 files`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+    return sizes.counted(count, noun)
+
+
+def skipped(objects: int, noun: str, count: int) -> None:
+    """Say what was not sent, because it is there; `count` is its bytes."""
+    if objects:
+        note(f"skipped {counted(objects, noun)} ({size(count)}), which {'are' if objects > 1 else 'is'} there already")
+
+
+def later(count: int) -> str:
+    """What is said of layers of so many bytes that nothing refers to, and that are too young to go."""
+    return f"{size(count)} of layers can go once they are a day old"
 
 
 def short(key: str | Key) -> str:
@@ -208,11 +212,11 @@ def _clipped(text: str) -> str:
     return text if len(text) <= _MOST else text[: _MOST - 3] + "…"
 
 
-def differences(differs: Sequence[Difference], most: int = 2) -> str:
+def differences(differs: Sequence[Difference]) -> str:
     """The first differing factors in a sentence."""
     telling_ones = telling(differs)
-    told = ", ".join(difference(each) for each in telling_ones[:most])
-    return told if len(telling_ones) <= most else f"{told} and {len(telling_ones) - most} more"
+    told = ", ".join(map(difference, telling_ones[:_FIRST]))
+    return told if len(telling_ones) <= _FIRST else f"{told} and {len(telling_ones) - _FIRST} more"
 
 
 def telling(differs: Sequence[Difference]) -> Sequence[Difference]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from cachemgr.cache import Cache, open_cache
-from cachemgr.cli import EXIT_CODES, output
+from cachemgr.cli import EXIT_CODES, output, share
 from cachemgr.cli.bake import bake as bake_seed
 from cachemgr.cli.bake import finish, for_targets, left_out, ready
 from cachemgr.cli.bake import say as say_baked
@@ -30,7 +30,6 @@ from cachemgr.signature import Signer
 from cachemgr.spec import DEFAULT_LIMIT, Entry, Spec, load, seconds
 from cachemgr.store.local import LocalStore
 
-_PARTLY = 3
 _ONE = "command"
 """The name of the one entry that a command line stands for."""
 
@@ -238,9 +237,7 @@ def _record(spec: str, state: str | None, home: Path, wanted: Spec, *, again: bo
 def _code(results: Sequence[Result], left_out: Collection[str], proofs: Sequence[Proof], *, of_spec: bool) -> int:
     bad = {proof.name for proof in proofs if not proof.holds}.union(left_out)
     good = sum(result.warm and result.name not in bad for result in results)
-    if good == len(results):
-        return 0
-    return _PARTLY if of_spec and good else 1
+    return share(good, len(results)) if of_spec else int(good < len(results))
 
 
 def _print(results: Sequence[Result], baked: Baked | None, proofs: Sequence[Proof], *, as_json: bool) -> None:

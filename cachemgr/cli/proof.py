@@ -15,7 +15,7 @@ import msgspec
 from cachemgr import background, places, verified
 from cachemgr.cache import open_cache
 from cachemgr.child import Child, Ended
-from cachemgr.cli import output
+from cachemgr.cli import output, share
 from cachemgr.cli.fleet import show
 from cachemgr.cli.session import WallClock, new_launch, ourselves, settings_of, talk_apart
 from cachemgr.cli.starts import Telling, free_port, template_of, without_sign_key
@@ -32,7 +32,6 @@ from cachemgr.spec import Entry, Spec, dump, load
 from cachemgr.store import Store
 from cachemgr.store.local import LocalStore
 
-_PARTLY = 3
 _FAREWELL_SECONDS = 10.0
 """How long what was killed may take to be gone: a driver may have to give memory back."""
 _COMMANDS, _ANSWER = "commands.yaml", "answer.json"
@@ -143,7 +142,7 @@ def verify_seed(
         output.document(proofs=proofs)
     say(proofs)
     good = sum(proof.holds for proof in proofs)
-    return 0 if good == len(proofs) else _PARTLY if good else 1
+    return share(good, len(proofs))
 
 
 def keep(store: Store, proofs: Sequence[Proof]) -> None:

@@ -10,7 +10,7 @@ import click
 from cachemgr import places, sizes
 from cachemgr.cache import Cache
 from cachemgr.cli import EXIT_CODES, output
-from cachemgr.cli.session import cache_of, confirm, new_launch, on_mirror, store_of
+from cachemgr.cli.session import cache_of, chosen_store, confirm, new_launch, on_mirror, on_waiting
 from cachemgr.domains import TABLE
 from cachemgr.errors import CorruptError, UsageError
 from cachemgr.factors import describe_here
@@ -21,12 +21,11 @@ from cachemgr.prune import artifacts, taking
 from cachemgr.prune import live as live_directories
 from cachemgr.prune.artifacts import Plan, Version, Wish, require_records
 from cachemgr.prune.limits import Limits
-from cachemgr.prune.live import LivePlan, units_in
+from cachemgr.prune.live import LivePlan
 from cachemgr.prune.merging import Merge
 from cachemgr.settings import age
-from cachemgr.store import Store
-from cachemgr.store.captures import Damaged, all_captures, no_marks
-from cachemgr.store.incoming import Incoming
+from cachemgr.store import Store, layout
+from cachemgr.store.captures import Damaged, all_captures, no_marks, units_in
 from cachemgr.store.records import launches
 
 _FORGOTTEN = "90d"
@@ -85,7 +84,7 @@ def _limits(function: output.F) -> output.F:
     "--live", is_flag=True, help="the live directories of this environment instead, see `cachemgr dir --live`"
 )
 @click.option("--uncovered", is_flag=True, help="with --live, entries that an engine wrote and no artifact has")
-@click.option("--waiting", is_flag=True, help="what waits for a signature instead, see `cachemgr sign`")
+@on_waiting
 @click.option("--dry-run", is_flag=True, help="say what would go, and stop")
 @click.option("-y", "--yes", is_flag=True, help="do not ask")
 @on_mirror
@@ -125,9 +124,7 @@ def prune(
             )
         _prune_live(cache, limits, asked, uncovered=uncovered)
         return
-    store = store_of(cache, mirror=mirror)
-    if waiting:
-        store = Incoming(store)
+    store = chosen_store(cache, mirror=mirror, waiting=waiting)
     outlines = cache.outlines(store)
     marks = no_marks if mirror or waiting else cache.trust.marks((), None, None)
     wish = _wish(store, limits, old_versions, environments, mirror=mirror)
@@ -139,19 +136,13 @@ def prune(
         judge=cache.trust.opinion,
         marks=marks,
         root=None if mirror or waiting else Path(str(cache.store)),
-        free=0 if mirror else _free(cache.store),
+        free=0 if mirror else places.free_bytes(str(cache.store)),
         now=time.time(),
     )
     if asked.agreed(plan, plan.store, _freed(plan), lambda: _print(plan)):
         judge = cache.trust.opinion
         done = artifacts.carry_out(store, plan, outlines=outlines, judge=judge, marks=marks, now=time.time())
         asked.tell(plan, done)
-
-
-def _free(place: object) -> int:
-    """Bytes that the file system of a directory has free."""
-    disk = os.statvfs(places.nearest(str(place)))
-    return disk.f_bavail * disk.f_frsize
 
 
 def _prune_live(cache: Cache, limits: Limits, asked: "_Asked", *, uncovered: bool) -> None:
@@ -168,7 +159,7 @@ def _prune_live(cache: Cache, limits: Limits, asked: "_Asked", *, uncovered: boo
         models={key: f"{held[0].manifest.model} on {held[0].manifest.device}" for key, held in known.items()},
         covered=units_in(each for held in known.values() for each in held) if uncovered else None,
         bases=bases(cache.home, os.environ),
-        free=_free(places_of_key[0]),
+        free=places.free_bytes(places_of_key[0]),
         now=time.time(),
     )
     said = f"{output.size(plan.bytes)} in {output.counted(plan.files, 'file')}"
@@ -277,7 +268,7 @@ def _print(plan: Plan) -> None:
     if rows:
         output.table(("KEY", "MODEL", "DEVICE", "SIZE", "LAST USE", "WHY"), rows, right=("SIZE",), flexible="WHY")
     others = [
-        *((f"capture {_last(each.name)}", each.why) for each in plan.captures),
+        *((f"capture {layout.short(each.name)}", each.why) for each in plan.captures),
         *((output.short(each.key), f"{_several(each)} become one") for each in plan.merges),
         *((each.name, each.why) for each in plan.scraps),
     ]
@@ -291,15 +282,11 @@ def _several(merge: Merge) -> str:
     return f"{len(merge.captures)} captures ({output.size(merge.bytes)})"
 
 
-def _last(name: str) -> str:
-    return name.rsplit("/", 1)[-1][:12]
-
-
 def _notes(plan: Plan | LivePlan) -> None:
     for kept in plan.kept:
         name = kept.name if isinstance(plan, LivePlan) else output.short(kept.name)
         output.note(f"kept {name} ({kept.why}): {kept.kept}")
     if isinstance(plan, Plan) and plan.later:
-        output.note(f"{output.size(plan.later)} of layers can go once they are a day old")
+        output.note(output.later(plan.later))
     for note in plan.notes:
         output.note(f"note: {note}")

@@ -4,11 +4,10 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TypeVar
 
 import click
 
@@ -19,8 +18,7 @@ from cachemgr.clock import written
 from cachemgr.errors import NotFoundError, UsageError
 from cachemgr.settings import Settings, Value, load
 from cachemgr.store import Remote, Store, layout
-
-F = TypeVar("F", bound=Callable[..., None])
+from cachemgr.store.incoming import Incoming
 
 ASK_A_SERVICE = ("ls", "show", "why", "diff", "stats", "lookup")
 """Commands that `--server` has ask a service instead of the stores of this machine."""
@@ -71,9 +69,16 @@ def opened(settings: Settings) -> Cache:
     return cache
 
 
-def on_mirror(function: F) -> F:
+def on_mirror(function: output.F) -> output.F:
     """The option of commands about a store that can be about the mirror instead."""
     return click.option("--mirror", is_flag=True, help="the mirror instead of the local store")(function)
+
+
+def on_waiting(function: output.F) -> output.F:
+    """The option of commands about a store that can be about what waits in it instead."""
+    return click.option("--waiting", is_flag=True, help="what waits for a signature instead, see `cachemgr sign`")(
+        function
+    )
 
 
 def mirror_of(cache: Cache) -> Remote:
@@ -102,6 +107,12 @@ def store_of(cache: Cache, *, mirror: bool) -> Store:
         raise NotFoundError(f"{store} is no store: it is no directory", hint="--store DIR, see cachemgr dir")
     layout.read_layout(store)
     return store
+
+
+def chosen_store(cache: Cache, *, mirror: bool, waiting: bool) -> Store:
+    """The local store or the mirror, or what waits in it. Raises as `store_of`."""
+    store = store_of(cache, mirror=mirror)
+    return Incoming(store) if waiting else store
 
 
 _FROM_HERE = (
@@ -136,7 +147,7 @@ def new_launch() -> str:
     return f"{now:%Y%m%dT%H%M%S}-{now.microsecond * 4096 // 1_000_000:03x}{secrets.randbits(28):07x}"
 
 
-def command_argument(function: F) -> F:
+def command_argument(function: output.F) -> output.F:
     """`-- CMD ARG...` at the end of a command line, taken as it is."""
     return click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- CMD [ARG]...")(
         function

@@ -10,10 +10,9 @@ import msgspec
 from cachemgr.cache import Cache
 from cachemgr.capture import Launch
 from cachemgr.cli import EXIT_CODES, output
-from cachemgr.cli.artifacts import chosen_store, waiting_option
 from cachemgr.cli.index import asked
 from cachemgr.cli.remote import not_with_a_service, service_of
-from cachemgr.cli.session import cache_of, on_mirror
+from cachemgr.cli.session import cache_of, chosen_store, on_mirror, on_waiting
 from cachemgr.digest import Digest
 from cachemgr.errors import CacheError, CorruptError, NotFoundError
 from cachemgr.factors.vllm.levels import turned_on
@@ -37,7 +36,7 @@ _PLACES_SECONDS = 5.0
 @click.argument("key")
 @click.option("--files", "with_files", is_flag=True, help="list every file")
 @on_mirror
-@waiting_option
+@on_waiting
 @click.option("--json", "as_json", is_flag=True, help="one JSON document")
 @click.pass_context
 def show(ctx: click.Context, key: str, with_files: bool, mirror: bool, waiting: bool, as_json: bool) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 import click
 import msgspec
 
+from cachemgr import sizes
 from cachemgr.cli import EXIT_CODES, output
 from cachemgr.cli.index import asked
 from cachemgr.cli.remote import not_with_a_service, service_of
@@ -111,7 +112,7 @@ def _print_groups(groups: "tuple[Group, ...]", name: str) -> None:
         (
             group.name,
             f"{group.starts.starts:,}",
-            _percent(group.starts.hit_rate),
+            sizes.percent(group.starts.hit_rate),
             _whole(group.starts.saved_seconds),
             _whole(group.starts.saved_gpu_seconds),
             output.size(group.starts.restored_bytes),
@@ -124,10 +125,6 @@ def _print_groups(groups: "tuple[Group, ...]", name: str) -> None:
 
 def _whole(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds:,.0f} s"
-
-
-def _percent(rate: float | None) -> str:
-    return "-" if rate is None else f"{rate:.0%}"
 
 
 def _rate(total: "Starts") -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from cachemgr.cache import Cache
-from cachemgr.cli import EXIT_CODES, output
+from cachemgr.cli import EXIT_CODES, PARTLY, output
 from cachemgr.cli.progress import Progress
 from cachemgr.cli.session import WallClock, cache_of, mirror_of
 from cachemgr.digest import Digest
@@ -27,7 +27,6 @@ from cachemgr.store.captures import keys as artifact_keys
 from cachemgr.store.lock import held
 from cachemgr.store.transfer import Moved, Plan, Transfer, joined, together
 
-PARTLY = 3
 _SENDER_WAIT = 60.0
 """Seconds that a sender waits for the one before it, which may have looked before our capture was there."""
 _SENDER_PATIENCE = 900.0
@@ -210,9 +209,7 @@ class Job:
             output.note(f"warning: {reason}")
 
     def _tell_rest(self, plan: Plan) -> None:
-        if plan.skipped_objects:
-            skipped = f"{output.counted(plan.skipped_objects, 'object')} ({output.size(plan.skipped_bytes)})"
-            output.note(f"skipped {skipped}, which {'are' if plan.skipped_objects > 1 else 'is'} there already")
+        output.skipped(plan.skipped_objects, "object", plan.skipped_bytes)
         for each in plan.damaged:
             output.note(f"warning: {each.reason}")
 

@@ -13,14 +13,13 @@ from cachemgr.cache import Cache
 from cachemgr.cli import EXIT_CODES, output
 from cachemgr.cli.index import name_in, read_anew
 from cachemgr.cli.progress import Progress
-from cachemgr.cli.session import cache_of, confirm, new_launch, on_mirror, settings_of, store_of
+from cachemgr.cli.session import cache_of, chosen_store, confirm, new_launch, on_mirror, on_waiting, settings_of
 from cachemgr.domains import TABLE
 from cachemgr.errors import DatabaseError, UsageError
 from cachemgr.inventory import Indexed, resolve
 from cachemgr.key import Key
 from cachemgr.live import live_targets
 from cachemgr.store import Store, layout
-from cachemgr.store.incoming import Incoming
 from cachemgr.verify import Depth, Fault, Repair, Verified
 
 
@@ -30,7 +29,7 @@ from cachemgr.verify import Depth, Fault, Repair, Verified
 @click.option("--sizes", is_flag=True, help="only what a listing tells: no layer is read")
 @click.option("--seed", metavar="DIR", help="start a seed's commands from it alone, without a network: 0 added")
 @click.option("--live", is_flag=True, help="the live directories of this environment as well")
-@click.option("--waiting", is_flag=True, help="what waits for a signature instead, see `cachemgr sign`")
+@on_waiting
 @click.option("--repair", is_flag=True, help="remove what is damaged, write the hints that are missing")
 @click.option("--dry-run", is_flag=True, help="with --repair, say what it would do, and stop")
 @click.option("-y", "--yes", is_flag=True, help="do not ask")
@@ -64,10 +63,8 @@ def verify(
     if deep and sizes:
         raise UsageError("--deep and --sizes exclude each other", hint="--sizes reads no layer, --deep all of them")
     cache = cache_of(ctx)
-    store = store_of(cache, mirror=mirror)
+    store = chosen_store(cache, mirror=mirror, waiting=waiting)
     catalogued = partial(_catalogued, ctx, cache, store) if not (keys or waiting) else dict[Key, Indexed]
-    if waiting:
-        store = Incoming(store)
     depth: Depth = "deep" if deep else "sizes" if sizes else "digests"
     wanted = {resolve(store, key) for key in keys} if keys else None
     look = partial(_verified, store, wanted, depth, catalogued, live=live)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from cachemgr import lint
 from cachemgr.doctor.finding import Finding, Opened, Patient, note, ok, warning
 from cachemgr.factors import describe, reason_to_leave_alone
 
@@ -19,6 +20,5 @@ def engine(patient: Patient, opened: Opened) -> Iterator[Finding]:
     yield ok("command", f"{profile.engine} {profile.engine_version or 'of an unknown version'} on {profile.device}")
     for said in profile.notes:
         yield note("command", said)
-    if profile.unknown_guards:
-        said = f"{', '.join(profile.unknown_guards)} cannot be read, so no artifact fits and nothing is captured"
-        yield warning("command", said, "is this the Python that has torch?")
+    for hazard in lint.unreadable(profile):
+        yield warning(hazard.about, hazard.what, hazard.fix)

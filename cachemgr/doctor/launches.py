@@ -3,18 +3,17 @@
 import os
 import secrets
 import socket
-import struct
 from collections import Counter
 from collections.abc import Iterator
 
 from cachemgr.clock import written
+from cachemgr.desk import peer
 from cachemgr.doctor.finding import Finding, Opened, Patient, note, ok, warning
 from cachemgr.outbox import reports as reports_for
 from cachemgr.store import records
 
 _DAYS = 7
 _SECONDS = 2.0
-_CREDENTIALS = struct.Struct("3i")
 
 
 def desk(_patient: Patient, _opened: Opened) -> Iterator[Finding]:
@@ -49,8 +48,7 @@ def _user_who_says(name: str) -> int:
                 one.send(b"{}")
                 if other.recv(16) != b"{}":
                     raise OSError("a message is lost")
-                user = _CREDENTIALS.unpack(other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-                return int(user[1])
+                return peer(other)[1]
 
 
 def recent(patient: Patient, opened: Opened) -> Iterator[Finding]:
@@ -73,15 +71,13 @@ def recent(patient: Patient, opened: Opened) -> Iterator[Finding]:
 def waiting(_patient: Patient, opened: Opened) -> Iterator[Finding]:
     """What launches left to be sent to the mirror and the service, and why it was not."""
     outbox, server = opened.cache.outbox, opened.settings.server
-    held = {} if outbox is None else outbox.waiting()
-    if outbox is not None and held:
-        trouble, count = outbox.trouble(), sum(map(len, held.values()))
-        waits = "1 capture waits" if count == 1 else f"{count} captures wait"
+    waits = None if outbox is None else outbox.told()
+    if outbox is not None and waits is not None:
+        trouble = outbox.trouble()
         if trouble is not None:
-            said = f"{waits} for the mirror since {trouble.since}: {trouble.reason}"
-            yield warning("sending", said, "cachemgr push")
+            yield warning("sending", f"{waits} since {trouble.since}: {trouble.reason}", "cachemgr push")
         else:
-            yield note("sending", f"{waits} for the mirror; the next launch that publishes sends them", "cachemgr push")
+            yield note("sending", f"{waits}; the next launch that publishes sends them", "cachemgr push")
     reports = () if server is None else records.kept(reports_for(opened.cache.home, server))
     if server is not None and reports:
         log = reports_for(opened.cache.home, server).with_suffix(".log")

@@ -41,7 +41,7 @@ def temporary(patient: Patient) -> Iterator[Finding]:
     if not places.usable(place):
         yield error("TMPDIR", f"{place} cannot be written, and no compiler runs without it", "mount a volume at /tmp")
     elif places.spare(patient.environ) is None:
-        spare = f"{place}/cachemgr-{os.geteuid()}"
+        spare = places.spare_of(patient.environ)
         yield warning("TMPDIR", f"{spare} belongs to somebody else or is open to others", f"remove {spare}")
     else:
         yield ok("TMPDIR", place)

@@ -1,6 +1,5 @@
 """Checks of the plugin: whether it is installed where the engine runs, enabled, and finds its other half."""
 
-import re
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -11,7 +10,6 @@ from cachemgr.doctor.variables import PLUGIN
 from cachemgr.factors import packages, python_of
 
 _SECONDS = 10.0
-_VERSION = re.compile(r"^Version:[ \t]*(\S+)", re.MULTILINE)
 
 
 def enabled(patient: Patient, opened: Opened) -> Iterator[Finding]:
@@ -84,6 +82,4 @@ def shim(patient: Patient, opened: Opened) -> Iterator[Finding]:
 
 def _version_in(folder: Path) -> str | None:
     described = packages.distributions(folder).get("cachemgr")
-    text = None if described is None else packages.text_of(described / "METADATA")
-    found = None if text is None else _VERSION.search(text)
-    return None if found is None else found[1]
+    return None if described is None else packages.version(described)

@@ -46,7 +46,7 @@ def key_changers(patient: Patient) -> Iterator[Finding]:
     """Variables that make two machines differ without need."""
     for name, reason in lint.CHANGERS.items():
         if patient.environ.get(name):
-            yield note(name, f"is set: {reason}", "set it on all machines or on none")
+            yield note(name, f"is set: {reason}", lint.EVERYWHERE)
     if patient.environ.get("VLLM_LOGGING_LEVEL", "").upper() == "DEBUG":
         hint = "unset VLLM_LOGGING_LEVEL"
         yield note("VLLM_LOGGING_LEVEL", "is DEBUG, which changes vLLM's own hash with older torch", hint)

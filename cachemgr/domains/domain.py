@@ -69,6 +69,9 @@ class Domain:
     nobody reads gigabytes before a start to find out."""
     waits_for: Callable[[str], bool] | None = field(kw_only=True, default=None)
     """Whether its engine waits until somebody removes this file, however long ago its maker died; None for none."""
+    chooses: Callable[[str], bool] = field(kw_only=True, default=lambda _path: False)
+    """Whether a file only says which of some kernels to launch, which are kept as files of their own. Its name stands
+    for all of them, so that another choice in the place of an offered one means nothing that was compiled."""
     needs_compile: bool = field(kw_only=True, default=False)
     """Whether only torch.compile writes it, so that a start with `--enforce-eager` has none."""
 

@@ -75,6 +75,18 @@ def relocation_of(path: str) -> Relocation | None:
     return scrub.WINNER if path.endswith(".best_config") else None
 
 
+def chooses(path: str) -> bool:
+    """A tuning's winner.
+
+    Its name is a hash of the kernel's source, which its candidates are made from, and of torch's own (torch 2.11-2.13
+    `_inductor/runtime/autotune_cache.py`, `_prepare_key`); each candidate that was compiled is a kernel of Triton's.
+    One kernel may be tuned several times in a cold start, and each artifact of a graph brings the winner that it saw,
+    to be written out at every load (`AutotuneCacheArtifact.populate_cache`; a tree of vLLM 0.26 on an H200 has two
+    kernels whose winners are in two artifacts, one of them with 29 and with 32 ms). So whichever came last lies there.
+    """
+    return path.endswith(".best_config") and not _inside_triton(path.split("/"))
+
+
 def _inside_triton(parts: list[str]) -> str:
     """The path below `triton/<device>/`, or nothing when it does not lie there."""
     return "/".join(parts[_TRITON_DEPTH:]) if parts[0] == "triton" and len(parts) > _TRITON_DEPTH + 1 else ""
@@ -88,6 +100,7 @@ INDUCTOR = Domain(
     check_of=check_of,
     unit_fault=unit_fault,
     relocation_of=relocation_of,
+    chooses=chooses,
     content_keyed=False,
     source="torch 2.13 _inductor/codecache.py, _inductor/runtime/autotune_cache.py",
 )

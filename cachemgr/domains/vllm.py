@@ -124,6 +124,11 @@ def relocation_of(path: str) -> Relocation | None:
     return _INDEX if name == _INDEX_NAME else None
 
 
+def chooses(path: str) -> bool:
+    """Inductor's winners inside."""
+    return torch.chooses(_inside_inductor(path))
+
+
 def _inside_inductor(path: str) -> str:
     """The path as it would be in an Inductor directory, or nothing when it does not lie in one.
 
@@ -151,6 +156,7 @@ TORCH_COMPILE = Domain(
     relocation_of=relocation_of,
     entry_of=entry_of,
     ranks_of=ranks_of,
+    chooses=chooses,
     content_keyed=False,
     needs_compile=True,
     source="vLLM 0.26-0.33 compilation/decorators.py, compilation/backends.py, compilation/compiler_interface.py",

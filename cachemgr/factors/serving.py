@@ -66,7 +66,7 @@ def profile(command: EngineCommand, setting: Setting) -> Profile:
 def profile_of_program(fields: Mapping[str, object], extra: Sequence[Factor], setting: Setting) -> Profile:
     """The profile of an engine that a program makes. `fields` are the `EngineArgs` that it gave, `extra` is what the
     program itself may have to do with it."""
-    engine = vllm_packages.vllm(setting.platform.path, setting.cwd)
+    engine = _engine(setting)
     facts = facts_for(engine.version)
     flags = vllm_arguments.flags_of(fields, facts)
     return _profile(engine, facts, flags, setting, extra)

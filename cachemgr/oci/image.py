@@ -29,6 +29,8 @@ from cachemgr.store.captures import Capture, packed
 
 PLACE = ".cachemgr/"
 """Where an image has what commits its layers."""
+RECOMPRESSED = "whoever copied the image compressed its layers anew: copy it with skopeo or crane instead"
+"""What helps where layers are not those that were exported."""
 _MOST_LAYERS = 120
 """Runtimes that stack layers by overlayfs take about 125."""
 _MOST_MEMBERS = 1_000_000
@@ -191,7 +193,7 @@ def _inflated(top: bytes, place: str) -> bytes:
     except zstandard.ZstdError as error:
         raise CorruptError(
             f"{place} has a top layer that cannot be decompressed: {error}",
-            hint="whoever copied the image compressed its layers anew: copy it with skopeo or crane instead",
+            hint=RECOMPRESSED,
         ) from None
     if len(data) > _TOP_BYTES:
         raise CorruptError(f"{place} has a top layer of more than {_TOP_BYTES:,} bytes")

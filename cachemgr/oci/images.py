@@ -14,7 +14,7 @@ from cachemgr.digest import Digest
 from cachemgr.errors import CorruptError, NotFoundError
 from cachemgr.oci import documents, labels
 from cachemgr.oci.documents import Descriptor, ImageManifest, Index
-from cachemgr.oci.image import stored_objects
+from cachemgr.oci.image import RECOMPRESSED, stored_objects
 from cachemgr.oci.readonly import ReadOnly
 from cachemgr.store import Entry, layout
 
@@ -71,10 +71,7 @@ class ImageStore(ReadOnly):
         if name in self._objects:
             return io.BytesIO(self._objects[name])
         if name not in self._layers:
-            raise NotFoundError(
-                f"no `{name}` in {self}",
-                hint="whoever copied the image compressed its layers anew: copy it with skopeo or crane instead",
-            )
+            raise NotFoundError(f"no `{name}` in {self}", hint=RECOMPRESSED)
         return self._blobs.open(self._layers[name].digest)
 
     def scan(self, prefix: str) -> Iterator[Entry]:
@@ -126,7 +123,8 @@ def _manifests(blobs: Blobs) -> list[ImageManifest]:
         raise CorruptError(f"{place} has no image that cachemgr made", hint="cachemgr export makes them")
     newer = next((each.annotations[labels.LAYOUT_LABEL] for each in ours if not _is_known(each)), None)
     if newer is not None:
-        raise CorruptError(f"{place} has layout {newer[:20]}, this cachemgr reads layout 1", hint="upgrade cachemgr")
+        said = f"{place} has layout {newer[:20]}, this cachemgr reads layout {LAYOUT}"
+        raise CorruptError(said, hint="upgrade cachemgr")
     return ours
 
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from cachemgr.digest import is_digest
 from cachemgr.errors import UsageError
 from cachemgr.oci.documents import Descriptor
 from cachemgr.oci.image import Image
@@ -15,7 +16,6 @@ from cachemgr.store import Source
 _HOST = re.compile(r"(?:[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+|localhost|[A-Za-z0-9-]+(?=:)|\[[0-9a-fA-F:]+\])(?::\d{1,5})?")
 _REPOSITORY = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 """The names that a registry takes (distribution-spec 1.1, "Pulling manifests")."""
 _REGISTRY, _LAYOUT = "docker://", "oci:"
 """How skopeo tells a registry from a directory."""
@@ -56,7 +56,7 @@ class Reference(msgspec.Struct, frozen=True):
     """A tag, or the digest of a manifest."""
 
     def __str__(self) -> str:
-        return f"{self.registry}/{self.repository}{'@' if _DIGEST.fullmatch(self.tag) else ':'}{self.tag}"
+        return f"{self.registry}/{self.repository}{'@' if is_digest(self.tag) else ':'}{self.tag}"
 
 
 def reference(text: str) -> Reference | None:
@@ -74,7 +74,7 @@ def reference(text: str) -> Reference | None:
         repository, colon, tag = rest.partition(":")
         tag = tag if colon else "latest"
     fits = _HOST.fullmatch(host) and _REPOSITORY.fullmatch(repository)
-    if not fits or not (_DIGEST if at else _TAG).fullmatch(tag):
+    if not fits or not (is_digest(tag) if at else _TAG.fullmatch(tag)):
         raise UsageError(f"`{text}` names no image in a registry", hint="HOST[:PORT]/REPOSITORY:TAG")
     return Reference(host, repository, tag)
 

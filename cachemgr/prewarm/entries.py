@@ -160,7 +160,7 @@ def prewarm_all(
     options: Options,
     record: Record | None,
     *,
-    begin: Callable[[Entry], None] = lambda _entry: None,
+    begin: Callable[[Entry], None],
 ) -> tuple[Result, ...]:
     """All entries, in their order; `begin` is told which one comes. Without a record, nothing is skipped or kept.
 
@@ -217,8 +217,7 @@ def missing_gpus(entry: Entry, environ: Mapping[str, str]) -> str:
     fitting = [name for name in names if entry.gpu is None or entry.gpu.lower() in name.lower()]
     if len(fitting) >= entry.gpus:
         return ""
-    wanted = f"{entry.gpus} of {entry.gpu or 'any GPU'}"
-    return f"needs {wanted}, and here {_there(names)}"
+    return f"needs {entry.wanted_gpus}, and here {_there(names)}"
 
 
 def _there(names: Sequence[str]) -> str:

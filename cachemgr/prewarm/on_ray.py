@@ -188,8 +188,7 @@ def missing(entry: Entry, nodes: Sequence[Node]) -> str:
     if any(node.gpus >= entry.gpus for node in fitting):
         return ""
     there = sorted({f"{node.gpus:g} of {' or '.join(sorted(node.kinds)) or 'any GPU'}" for node in nodes if node.gpus})
-    wanted = f"{entry.gpus} of {entry.gpu or 'any GPU'}"
-    return f"needs {wanted}, and nodes of the cluster have {', '.join(there) or 'no GPU'}"
+    return f"needs {entry.wanted_gpus}, and nodes of the cluster have {', '.join(there) or 'no GPU'}"
 
 
 def _task() -> Callable[[str, list[str], dict[str, str], float], tuple[int, str, str]]:

@@ -4,16 +4,15 @@ Every start finds an empty root and what the starts before it published, as the 
 fixpoint is a start that adds nothing in any domain; a command that adds something at every start is never called warm.
 """
 
-import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, Protocol
 
 import msgspec
 
-from cachemgr import launch
+from cachemgr import launch, sizes
 from cachemgr.cache import Cache
 from cachemgr.capture import Launch
 from cachemgr.clock import Clock
@@ -25,7 +24,7 @@ from cachemgr.places import make_directory
 from cachemgr.prewarm.exercise import Client, Step, dead, exercise, refusals, wait_until_ready
 from cachemgr.prewarm.roots import own_root, sweep
 from cachemgr.prewarm.starting import Server, Starting, starting, surroundings
-from cachemgr.process import descendants, start_time
+from cachemgr.process import descendants, start_time, tell
 from cachemgr.publish import Published
 
 MAX_PASSES = 4
@@ -116,8 +115,7 @@ def prewarm(name: str, order: Order, machinery: Machinery, options: Options) -> 
     if reason is not None:
         raise UsageError(reason)
     if swept := sweep(machinery.cache.home, order.host):
-        starts = "1 start" if len(swept) == 1 else f"{len(swept)} starts"
-        machinery.telling.note(f"removed what {starts} left whose prewarm was killed")
+        machinery.telling.note(f"removed what {sizes.counted(len(swept), 'start')} left whose prewarm was killed")
     end = machinery.clock.monotonic() + options.limit
     passes: list[Pass] = []
     notes: list[str] = []
@@ -273,10 +271,10 @@ class Visit:
             return
         self._told = True
         self.timed_out = self._left() <= 0
-        _tell(command.pid, identity, signal.SIGTERM)
+        tell(command.pid, identity, signal.SIGTERM)
         if not command.ended.wait(_GRACE):
             for pid in (command.pid, *descendants(command.pid)):
-                _tell(pid, start_time(pid), signal.SIGKILL)
+                tell(pid, start_time(pid), signal.SIGKILL)
 
     def failed(self, code: int) -> bool:
         """Whether a command that ended with this exit code failed, as far as that tells."""
@@ -286,13 +284,6 @@ class Visit:
 
     def _left(self) -> float:
         return self._end - self._clock.monotonic()
-
-
-def _tell(pid: int, identity: str | None, number: signal.Signals) -> None:
-    """Signal a process, unless it is gone and its number may be another's."""
-    if identity is not None and start_time(pid) == identity:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
 
 
 class _Heard:

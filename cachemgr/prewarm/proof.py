@@ -19,7 +19,7 @@ from cachemgr.key import Key
 from cachemgr.order import Order, Started
 from cachemgr.prewarm import isolation
 from cachemgr.prewarm.entries import missing_gpus, order_of_entry
-from cachemgr.prewarm.passes import Machinery, Options, Pass, Telling, Visit, start
+from cachemgr.prewarm.passes import Machinery, Options, Pass, Telling, Visit, grown, start
 from cachemgr.prewarm.starting import starting
 from cachemgr.spec import Entry
 from cachemgr.store.local import LocalStore
@@ -149,15 +149,13 @@ class _Found:
 def _faults(
     each: Pass, report: Launch, visit: Visit, compilers: Sequence[str], outside: Sequence[str]
 ) -> tuple[str, ...]:
-    nearest = ", ".join(f"{differs.factor} {differs.wanted}≠{differs.stored}" for differs in report.differs[:_MOST])
+    nearest = ", ".join(map(str, report.differs[:_MOST]))
     ran = f"{len(compilers)} compilers ran: {', '.join(compilers[:_MOST])}"
-    grew = ", ".join(f"{count} in {domain}" for domain, count in sorted(each.added.items()))
-    examples = " · ".join(text for text in report.reasons if text.startswith("added "))
     faults = (
         (report.result != "exact", f"the seed has no exact artifact for it{f': {nearest}' if nearest else ''}"),
         (report.result == "exact" and report.where != "seed", f"it was found in {report.where}, not in the seed"),
         (visit.failed(each.code), f"exit code {each.code}"),
-        (bool(each.added), f"added {grew} · {examples}"),
+        (bool(each.added), f"added {grown(each)}"),
         (bool(compilers), ran),
         (bool(outside), f"left caches in the temporary directory: {', '.join(outside)}"),
         (report.result == "exact" and report.verdict not in {"used", "unknown"}, f"verdict {report.verdict}"),

@@ -34,13 +34,12 @@ from cachemgr.spec import Entry, Spec, dump, free_name, load, of_captures
 from cachemgr.store import Store, layout
 from cachemgr.store.captures import all_captures
 from cachemgr.store.local import LocalStore
+from cachemgr.store.names import SCRATCH
 from cachemgr.store.removal import plan_removal, remove
 from cachemgr.store.transfer import Moved, Transfer
 
 COMMANDS = "commands.yaml"
 """The commands that a seed is for, as a spec."""
-_TAG = "CACHEDIR.TAG"
-_SCRATCH = "tmp"
 _DIRECTORY, _FILE = 0o755, 0o644
 
 
@@ -74,6 +73,8 @@ class Baked(msgspec.Struct, frozen=True):
     """What it did not get. Nothing of these is in it but what was there before."""
 
 
+_MOST = 5
+"""Differences that are named."""
 _OF_ONE = (CorruptError, NotFoundError, DeniedError, MirrorError)
 """What can be wrong with one artifact or where it lies, while the seed can be written and another one may be sound."""
 
@@ -153,7 +154,7 @@ def require_seed_or_nothing(directory: Path) -> None:
 
 def is_sealed(directory: Path) -> bool:
     """Whether a store is a seed: `seal` took the tag that says that it is a cache."""
-    return not (directory / _TAG).exists()
+    return not (directory / layout.TAG_NAME).exists()
 
 
 def make_seed(directory: Path) -> None:
@@ -244,9 +245,9 @@ def seal(directory: Path) -> None:
         StoreError: it is not ours.
     """
     try:
-        shutil.rmtree(directory / _SCRATCH, ignore_errors=True)
+        shutil.rmtree(directory / SCRATCH, ignore_errors=True)
         with suppress(FileNotFoundError):
-            (directory / _TAG).unlink()  # tools that leave caches out would leave the seed out of the image
+            (directory / layout.TAG_NAME).unlink()  # tools that leave caches out would leave the seed out of the image
         for path, _folders, files in os.walk(directory):
             os.chmod(path, _DIRECTORY)
             for name in files:
@@ -264,6 +265,6 @@ def require_exact(entry: Entry, key: Key, found: Found) -> Baking:
     """
     if found.result == "exact":
         return Baking(entry, key, found)
-    differs = ", ".join(f"{each.factor} {each.wanted}≠{each.stored}" for each in found.differs[:5])
+    differs = ", ".join(map(str, found.differs[:_MOST]))
     nearest = f"; the nearest, {found.artifact[:12]}, differs in {differs}" if found.artifact else ""
     raise NotFoundError(f"no artifact {key[:12]} for entry `{entry.name}`{nearest}")

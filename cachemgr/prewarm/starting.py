@@ -16,6 +16,7 @@ from cachemgr.domains.domain import ROOT_VARIABLE
 from cachemgr.factors import engine_of
 from cachemgr.factors.vllm.command import EngineCommand
 from cachemgr.factors.vllm.flags import Flags
+from cachemgr.factors.vllm.model import in_object_storage
 
 _SERVERS = frozenset({"serve", "api_server"})
 _PLAIN_FORMATS = frozenset(
@@ -34,7 +35,6 @@ _PLAIN_FORMATS = frozenset(
 )
 """Loaders that fill the layers that the model has (0.26 to 0.33 `model_executor/model_loader/__init__.py`). The others
 read weights that were quantized, sharded or serialised for them, or from another process."""
-_OBJECT_STORAGE = ("s3://", "gs://", "az://")
 _GGUF_OF_HUB = re.compile(r"[\w.-]+/[\w.-]+:[\w-]+")
 _OF_BUILDS = frozenset({"CI"})
 """torch has it in every key (2.13 `_functorch/config.py`, error_on_custom_op_aliasing)."""
@@ -57,15 +57,11 @@ class Starting(msgspec.Struct, frozen=True):
     executes: tuple[str, ...]
     server: Server | None
     """None for a command that ends by itself."""
-    dummy: bool
-    """Whether its weights mean nothing."""
     note: str
     """Why real weights are loaded, for people; empty where they are not, or there are none."""
 
 
-def starting(
-    argv: Sequence[str], environ: Mapping[str, str], cwd: Path, *, port: int, real_weights: bool = False
-) -> Starting:
+def starting(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, *, port: int, real_weights: bool) -> Starting:
     """What to start for `argv`; a server gets `port`, on this machine only.
 
     Raises:
@@ -73,10 +69,10 @@ def starting(
     """
     engine = engine_of(argv, environ, cwd)
     if engine is None:
-        return Starting(tuple(argv), None, dummy=False, note="")
+        return Starting(tuple(argv), None, note="")
     command, flags = engine
     if tuple(argv[len(argv) - len(command.words) :]) != command.words:
-        return Starting(tuple(argv), None, dummy=False, note="its words cannot be added to")
+        return Starting(tuple(argv), None, note="its words cannot be added to")
     reason = "--real-weights" if real_weights else needs_weights(flags)
     given = flags.values.get("load-format") == "dummy"
     added = [] if reason or given else ["--load-format", "dummy"]
@@ -85,7 +81,7 @@ def starting(
         added += ["--host", "127.0.0.1", "--port", str(port)]
         added += ["--uds="] if flags.values.get("uds") else []
     note = f"loads its weights: {reason}" if reason else ""
-    return Starting((*argv, *added), server, dummy=not reason, note=note)
+    return Starting((*argv, *added), server, note=note)
 
 
 def needs_weights(flags: Flags) -> str:
@@ -99,7 +95,7 @@ def needs_weights(flags: Flags) -> str:
         return "a GGUF file has its own kinds of layers"
     if "model-loader-extra-config" in flags.values:
         return "the dummy loader takes no --model-loader-extra-config"
-    if (flags.model or "").lower().startswith(_OBJECT_STORAGE):
+    if in_object_storage(flags.model or ""):
         return "a model in object storage has loaders of its own"
     return ""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from cachemgr.capture import Manifest
-from cachemgr.clock import epoch, written
+from cachemgr.clock import moment, written
 from cachemgr.errors import CorruptError, NotFoundError, UsageError
 from cachemgr.history import LastUses
 from cachemgr.key import Key
@@ -306,8 +306,8 @@ def _items(store: Holdings, uses: LastUses, wish: Wish, now: float) -> list[Item
                 Item(
                     key,
                     group=_group(outlines),
-                    created=max(map(_seconds, created)),
-                    used=max(_seconds(text) for text in (*created, uses.artifacts.get(key, ""))),
+                    created=max(map(moment, created)),
+                    used=max(moment(text) for text in (*created, uses.artifacts.get(key, ""))),
                     parts=(Part(key, sum(entry.size for entry in own), len(own)), *parts),
                     unfit=_unfit(outlines, wish, uses.versions, now),
                 )
@@ -320,14 +320,6 @@ def _group(outlines: Collection[Outline]) -> str:
     return f"{first.model} on {first.device}"
 
 
-def _seconds(text: str) -> float:
-    """A time that cannot be read is as old as can be."""
-    try:
-        return epoch(text)
-    except ValueError:
-        return 0.0
-
-
 def _unfit(
     outlines: Collection[Outline], wish: Wish, launched: Mapping[tuple[str, str | None], str], now: float
 ) -> str:
@@ -338,7 +330,7 @@ def _unfit(
         return f"{first.engine} {first.engine_version} with torch {first.torch} is not installed here any more"
     if wish.forgotten is not None:
         told = [launched[each.engine, each.engine_version] for each in outlines if _launch_of(each) in launched]
-        last = max([_seconds(text) for text in told] + [_seconds(each.created) for each in outlines])
+        last = max([moment(text) for text in told] + [moment(each.created) for each in outlines])
         if now - last > wish.forgotten:
             engine = f"{first.engine} {first.engine_version or 'of an unknown version'}"
             return f"{engine} was last launched on {written(last)[:10]}"
@@ -372,7 +364,7 @@ def require_records(store: Store, seconds: float, *, now: float) -> None:
     Raises:
         UsageError: they do not.
     """
-    days = [_seconds(f"{day}T00:00:00Z") for day in records.days(store)]
+    days = [moment(f"{day}T00:00:00Z") for day in records.days(store)]
     begin = now - seconds
     if not days or days[0] > begin:
         since = f"begin on {written(days[0])[:10]}" if days else "are missing"

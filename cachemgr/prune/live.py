@@ -13,14 +13,14 @@ Whatever was opened between the look and the rename is put back.
 import os
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Literal
 
 import msgspec
 
 from cachemgr import hold, open_files
-from cachemgr.clock import epoch
+from cachemgr.clock import moment
 from cachemgr.domains import Target
 from cachemgr.domains.leftovers import ORPHANED_SECONDS, is_temporary
 from cachemgr.history import LastUses
@@ -31,7 +31,6 @@ from cachemgr.open_files import Opened
 from cachemgr.process import with_variable_in
 from cachemgr.prune.limits import Goner, Item, Kept, Limits, Part, choose
 from cachemgr.prune.survey import File, Survey, survey
-from cachemgr.store.captures import Capture
 
 _ASIDE_SECONDS = 7 * 86400.0
 """How long what was set aside is kept, for people who want to know why an engine died."""
@@ -79,16 +78,6 @@ class Restorable(msgspec.Struct, frozen=True):
 
     keys: frozenset[Key]
     entries: frozenset[str]
-
-
-def units_in(found: Iterable[Capture]) -> frozenset[tuple[str, str]]:
-    """Domain and name of every unit that these captures have."""
-    return frozenset(
-        (section.domain, unit.name)
-        for capture in found
-        for _layer, section in capture.manifest.sections()
-        for unit in section.units
-    )
 
 
 class _Found(msgspec.Struct, frozen=True):
@@ -185,7 +174,7 @@ class _Looking:
             place, seen = f"{root}/cachemgr", survey(f"{root}/cachemgr/{name}")
             holder = self._held_by(f"{place}/{name}")
             kept = holder or self._kept(f"{place}/{name}", seen.files, seen.barred)
-            last = max(_seconds(self._uses.keys.get(key, "")), seen.modified)
+            last = max(moment(self._uses.keys.get(key, "")), seen.modified)
             if launch and not kept and self._now - last > ORPHANED_SECONDS:  # what it started may run on
                 why = f"its launch {launch} is gone"
                 yield self._found(place, name, "directory", seen.files, last=last, unfit=why)
@@ -214,7 +203,7 @@ class _Looking:
         """Of an entry that no record names, nobody knows more than when it was made."""
         name = target.domain.entry_of(unit)
         told = "" if name is None else self._uses.entries.get(name, "")
-        return max([_seconds(told), *(file.modified for file in files)])
+        return max([moment(told), *(file.modified for file in files)])
 
     def _uncovered(self, target: Target, unit: str, last: float) -> str:
         if self._covered is None or (target.domain.name, unit) in self._covered:
@@ -388,10 +377,3 @@ def _living_sharers(root: str, now: float) -> list[str]:
     names = _directories_in(f"{root}/cachemgr")
     everybody = [holder for name in names for holder in hold.living(f"{root}/cachemgr/{name}", now=now)]
     return [holder.launch for holder in everybody if holder.sight is not None]
-
-
-def _seconds(text: str) -> float:
-    try:
-        return epoch(text)
-    except ValueError:
-        return 0.0

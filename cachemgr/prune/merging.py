@@ -14,7 +14,6 @@ import os
 import uuid
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
@@ -25,7 +24,7 @@ from cachemgr.digest import Digest
 from cachemgr.errors import CorruptError, DeniedError, NotFoundError, StoreError
 from cachemgr.key import Key
 from cachemgr.prune.superseded import usable
-from cachemgr.store import Store, layout
+from cachemgr.store import Store, layout, scratch
 from cachemgr.store.captures import GRACE_SECONDS, Capture, Judge, Marks, commit
 from cachemgr.store.removal import Holdings
 
@@ -110,12 +109,12 @@ def merge(store: Store, planned: Merge, judge: Judge, marks: Marks, *, now: floa
     wanted, sections = _chosen(group)
     spool, packed = (store.scratch() / uuid.uuid4().hex for _file in range(2))
     try:
-        with _created(spool) as stored:
+        with scratch.create(spool) as stored:
             spooled = _Spooled(stored)
             for layer, units in wanted:
                 with store.open(layout.layer_name(layer.digest)) as compressed:
                     layers.unpack(layer, compressed, spooled.taking(units))
-            with _created(packed) as target:
+            with scratch.create(packed) as target:
                 made = layers.pack(sections, spooled, target)
         manifest = _united(group, made)
         _require_readable(manifest)
@@ -141,8 +140,8 @@ def _chosen(group: Sequence[Capture]) -> tuple[list[tuple[Layer, Units]], tuple[
     for number, layer in enumerate(found):
         for section in layer.sections:
             for unit in section.units:
-                taken = chosen.get((section.domain, unit.name))
-                if taken is None or _paths(unit) > _paths(taken[1]):
+                _number, taken = chosen.get((section.domain, unit.name), (None, None))
+                if unit.outdoes(taken):
                     chosen[section.domain, unit.name] = (number, unit)
     by_layer = [
         (layer, frozenset(name for name, (taken, _unit) in chosen.items() if taken == number))
@@ -154,10 +153,6 @@ def _chosen(group: Sequence[Capture]) -> tuple[list[tuple[Layer, Units]], tuple[
     return [each for each in by_layer if each[1]], tuple(
         Section(domain, tuple(units)) for domain, units in by_domain.items()
     )
-
-
-def _paths(unit: Unit) -> set[str]:
-    return {file.path for file in unit.files}
 
 
 def _united(group: Sequence[Capture], made: Layer) -> Manifest:
@@ -174,10 +169,6 @@ def _require_readable(manifest: Manifest) -> None:
     if len(data) > MAX_MANIFEST_BYTES:
         raise CorruptError(f"captures of {manifest.key} make a manifest of {len(data)} bytes")
     decode_manifest(data, name=f"of {manifest.key}")
-
-
-def _created(path: Path) -> BinaryIO:
-    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w+b")
 
 
 class _Spooled:

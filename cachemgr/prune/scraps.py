@@ -22,7 +22,7 @@ from cachemgr.store.claims import owner_of
 from cachemgr.store.leases import Held
 from cachemgr.store.local import scratch_of
 from cachemgr.store.pins import Placed
-from cachemgr.store.removal import Holdings, delete_all, manifest_of
+from cachemgr.store.removal import Holdings, delete_all
 from cachemgr.store.scratch import abandoned
 
 _MOST = 64 << 10
@@ -99,7 +99,7 @@ def _take_alone(store: Store, name: str) -> None:
         data = store.read(name, limit=_MOST)
     except (NotFoundError, CorruptError, DeniedError):
         data = None  # gone, or no writing of ours
-    manifest = manifest_of(name)
+    manifest = layout.manifest_of(name)
     if not store.has(manifest) and store.delete(name) and data is not None and store.has(manifest):
         store.put(name, data)
 

@@ -7,17 +7,13 @@ use the other.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
-import msgspec
-
 from cachemgr import digest
-from cachemgr.beneath import read_plain
 from cachemgr.digest import Digest
 from cachemgr.key import Key
-from cachemgr.places import write_private
 from cachemgr.prune.limits import Goner
+from cachemgr.remembered import recall, remember
 from cachemgr.store import Store, layout
 from cachemgr.store.captures import Capture, Judge, captures, has_layers
 from cachemgr.store.removal import Holdings
@@ -40,29 +36,22 @@ class Looked:
         """Know these from now on, and no others."""
         now = frozenset(prints)
         if now != self._recalled():
-            with suppress(OSError):
-                write_private(self._path, msgspec.msgpack.encode(sorted(now)))
+            remember(self._path, sorted(now))
         self._known = now
 
     def _recalled(self) -> frozenset[str]:
-        """A missing or torn file is an empty one."""
         if self._known is None:
-            self._known = frozenset()
-            with suppress(OSError, msgspec.MsgspecError, ValueError):
-                self._known = msgspec.msgpack.decode(read_plain(self._path, limit=_MOST), type=frozenset[str])
+            self._known = recall(self._path, frozenset[str]) or frozenset()
         return self._known
 
 
-_MOST = 64 << 20
-
-
 def superseded(
-    store: Store, held: Holdings, judge: Judge, *, without: Collection[Key] = (), looked: Looked | None = None
+    store: Store, held: Holdings, judge: Judge, *, without: Collection[Key], looked: Looked | None
 ) -> list[Goner]:
     """The captures that others cover, by the name of their manifest, leaving out artifacts of which none may go.
     Manifests of artifacts with several captures are read, of those that were not `looked` at before."""
     several = {
-        key: digest.fingerprint("\n".join(sorted(entry.name for entry in own)).encode())
+        key: digest.fingerprint_of(entry.name for entry in own)
         for key, own in held.beside.items()
         if key not in without and len(held.of(key)) > 1
     }
@@ -134,7 +123,7 @@ def _covers(other: Capture, capture: Capture) -> bool:
 
 def _units(capture: Capture) -> Mapping[tuple[str, str], set[str]]:
     return {
-        (section.domain, unit.name): {file.path for file in unit.files}
+        (section.domain, unit.name): unit.paths
         for _layer, section in capture.manifest.sections()
         for unit in section.units
     }

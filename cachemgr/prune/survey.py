@@ -29,14 +29,6 @@ class Survey(NamedTuple):
     modified: float
     """Of the directory itself."""
 
-    @property
-    def bytes(self) -> int:
-        return sum(file.bytes for file in self.files)
-
-    def below(self, prefix: str) -> list[File]:
-        """The file of that path, or the files in the directory of that path."""
-        return [file for file in self.files if file.path == prefix or file.path.startswith(f"{prefix}/")]
-
 
 def survey(directory: str) -> Survey:
     """Look at all that lies below a directory; nothing where there is none."""

@@ -14,7 +14,7 @@ from cachemgr.candidates import Candidate, among, is_exact, ranked
 from cachemgr.capture import Where
 from cachemgr.errors import UsageError
 from cachemgr.heads import Head, Heads
-from cachemgr.key import Factor, Key, Relations, derive, guard_print, misplaced
+from cachemgr.key import Factor, Key, Relations, Result, derive, guard_print, misplaced
 from cachemgr.level import Level
 from cachemgr.server.contract import Looked
 from cachemgr.store.captures import Damaged, listing
@@ -83,14 +83,19 @@ class Index:
         return heads[0].factors if heads else ()
 
     def _answer(
-        self, result: str, key: Key, artifact: Key | None, best: Candidate | None = None, host: Relations | None = None
+        self,
+        result: Result,
+        key: Key,
+        artifact: Key | None,
+        best: Candidate | None = None,
+        host: Relations | None = None,
     ) -> Looked:
         where: Where = self._level.where
         relations = () if best is None or host is None else best.faults(host)
         if best is not None and host is not None and best.fits and not best.placed:
             relations = misplaced(best.needs, host)
         return Looked(
-            result="exact" if result == "exact" else "near" if result == "near" else "none",
+            result=result,
             key=key,
             artifact=artifact,
             differs=() if best is None else best.comparison.differs,

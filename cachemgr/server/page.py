@@ -7,12 +7,10 @@ from urllib.parse import urlencode
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from cachemgr import __version__, sizes
-from cachemgr.clock import epoch
 from cachemgr.server.contract import Problem
 
 _HERE = Path(__file__).parent
 STATIC = _HERE / "static"
-_AGES = ((86400 * 365, "y"), (86400, "d"), (3600, "h"), (60, "min"))
 
 
 def _size(count: float) -> str:
@@ -27,33 +25,13 @@ def _seconds(value: float | None) -> str:
     return f"{value:,.1f} s" if abs(value) < 100 else f"{value:,.0f} s"
 
 
-def _percent(rate: float | None) -> str:
-    return "-" if rate is None else f"{rate:.0%}"
-
-
 def _count(number: int) -> str:
     return f"{number:,}"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _day(text: str) -> str:
     """A time of ours without its letters."""
     return text[:16].replace("T", " ")
-
-
-def age_of(text: str, now: float) -> str:
-    """How long ago a time was, in the largest unit that gives at least 1."""
-    try:
-        value = now - epoch(text)
-    except ValueError:
-        return "?"
-    for width, unit in _AGES:
-        if value >= width:
-            return f"{int(value // width)} {unit}"
-    return f"{max(int(value), 0)} s"
 
 
 def link(path: str, **query: str | None) -> str:
@@ -70,7 +48,13 @@ _ENVIRONMENT = Environment(
     lstrip_blocks=True,
 )
 _ENVIRONMENT.filters.update(
-    size=_size, seconds=_seconds, percent=_percent, count=_count, counted=_counted, day=_day, short=lambda key: key[:12]
+    size=_size,
+    seconds=_seconds,
+    percent=sizes.percent,
+    count=_count,
+    counted=sizes.counted,
+    day=_day,
+    short=lambda key: key[:12],
 )
 _ENVIRONMENT.globals.update(version=__version__, link=link)
 

@@ -10,6 +10,7 @@ from cachemgr.catalogue.artifacts import Wanted, artifacts
 from cachemgr.catalogue.launches import Asked as AskedLaunches
 from cachemgr.catalogue.launches import launches
 from cachemgr.catalogue.statistics import Group, statistics
+from cachemgr.clock import age_of
 from cachemgr.clock import written as time_text
 from cachemgr.errors import CacheError, UsageError
 from cachemgr.key import Factor, Key, by_role, compare
@@ -112,7 +113,7 @@ def _artifacts(backend: Backend, asked: Asked) -> str:
             "title": "Artifacts",
             "here": "/artifacts",
             "found": found.artifacts,
-            "ages": {each.key: page.age_of(each.created, backend.now) for each in found.artifacts},
+            "ages": {each.key: age_of(each.created, backend.now) for each in found.artifacts},
             "fields": fields,
             "more": None if found.after is None else page.link("/artifacts", **fields, after=written(found.after)),
         },

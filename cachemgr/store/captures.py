@@ -8,7 +8,7 @@ says, and the key of the artifact that it lies in.
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, Protocol
 
 import msgspec
 import zstandard
@@ -21,8 +21,6 @@ from cachemgr.errors import CacheError, CorruptError, DeniedError, NotFoundError
 from cachemgr.key import Key, from_folder, guard_print
 from cachemgr.parallel import side_by_side
 from cachemgr.store import Remote, Store, layout
-
-T = TypeVar("T")
 
 GRACE_SECONDS = 24 * 3600.0
 """How long an unreferenced layer is left alone: a publisher may be about to refer to it."""
@@ -98,8 +96,7 @@ def listing(store: Store, prefix: str = layout.ARTIFACTS) -> dict[str, tuple[Key
         else:
             others.append(entry.name)
     for name in others:
-        above, _slash, file = name.rpartition("/")
-        manifest = found.get(f"{above}/{file.partition('.')[0]}{layout.MANIFEST_SUFFIX}")
+        manifest = found.get(layout.manifest_of(name))
         if manifest is not None:
             manifest[1].append(name)
     return found
@@ -126,7 +123,7 @@ def captures(
     if left_out is not None:
         left_out.update(capture for capture in apart if capture is not None)
     kept = {name: there for name, there in listed.items() if layout.capture_of(name) not in apart}
-    return tuple(sorted(_read_all(store, kept, damaged, lambda capture: capture, judge), key=_oldest))
+    return tuple(sorted(_read_all(store, kept, damaged, judge), key=_oldest))
 
 
 def load(store: Store, key: Key, name: str, judge: Judge | None = None, beside: Collection[str] = ()) -> Capture:
@@ -139,7 +136,7 @@ def load(store: Store, key: Key, name: str, judge: Judge | None = None, beside: 
         UntrustedError: `judge` refuses it.
     """
     capture = layout.capture_of(name)
-    short = name.rsplit("/", 1)[-1][:12]
+    short = layout.short(name)
     if capture is None:
         raise CorruptError(f"capture {short} has a name that is no digest")
     standing = None if judge is None else judge(store, key, capture, beside)
@@ -158,7 +155,7 @@ def manifest_bytes(store: Store, name: str) -> tuple[bytes, int]:
         NotFoundError: it vanished.
         CorruptError: it is torn or swapped.
     """
-    short = name.rsplit("/", 1)[-1][:12]
+    short = layout.short(name)
     packed = store.read(name, limit=MAX_MANIFEST_BYTES)
     data = _inflate(packed, short)
     if digest.of_bytes(data) != layout.capture_of(name):
@@ -187,7 +184,7 @@ def listed_captures(
 ) -> dict[Key, tuple[Capture, ...]]:
     """The captures with these manifests that can be read, by key and oldest first."""
     found: dict[Key, list[Capture]] = defaultdict(list)
-    for capture in _read_all(store, listed, damaged, lambda capture: capture):
+    for capture in _read_all(store, listed, damaged):
         found[capture.manifest.key].append(capture)
     return {key: tuple(sorted(own, key=_oldest)) for key, own in found.items()}
 
@@ -196,27 +193,36 @@ def _read_all(
     store: Store,
     listed: Mapping[str, tuple[Key, Collection[str]]],
     damaged: list[Damaged],
-    keep: Callable[[Capture], T],
     judge: Judge | None = None,
-) -> list[T]:
-    """What `keep` keeps of each of these manifests; several are read at once where that saves waiting."""
+) -> list[Capture]:
+    """The captures with these manifests that can be used; several are read at once where that saves waiting."""
 
-    def read(name: str) -> T | None:
+    def read(name: str) -> Capture | None:
         key, beside = listed[name]
         try:
-            return keep(load(store, key, name, judge, beside))
+            return load(store, key, name, judge, beside)
         except NotFoundError:
             return None
         except (CorruptError, DeniedError, UntrustedError) as error:
             damaged.append(Damaged.of(key, name, error))
             return None
 
-    kept = side_by_side(read, list(listed), threads=_READERS if isinstance(store, Remote) else 1)
-    return [each for each in kept if each is not None]
+    found = side_by_side(read, list(listed), threads=_READERS if isinstance(store, Remote) else 1)
+    return [capture for capture in found if capture is not None]
 
 
 def _oldest(capture: Capture) -> tuple[str, Digest]:
     return capture.manifest.created, capture.digest
+
+
+def units_in(found: Iterable[Capture]) -> frozenset[tuple[str, str]]:
+    """Domain and name of every unit that these captures have."""
+    return frozenset(
+        (section.domain, unit.name)
+        for capture in found
+        for _layer, section in capture.manifest.sections()
+        for unit in section.units
+    )
 
 
 def has_layers(store: Store, capture: Capture) -> bool:

@@ -36,7 +36,7 @@ from cachemgr.key import Key, folder, from_folder
 from cachemgr.store import Store
 
 _LAYOUT_NAME = "layout.json"
-_TAG_NAME = "CACHEDIR.TAG"
+TAG_NAME = "CACHEDIR.TAG"
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# Written by cachemgr; see https://bford.info/cachedir/\n"
 _LAYOUT_LIMIT = 64 << 10
 
@@ -133,7 +133,7 @@ def signer_of(name: str) -> str | None:
 def report_names(key: Key, capture: Digest, signer: str, signed: str) -> tuple[str, str]:
     """Where the report of a signer lies that nobody should use a capture: where a fleet lists them, and beside the
     manifest, where whoever looks the capture up has it listed anyway."""
-    said = f"{signer}.{signed.replace('-', '').replace(':', '')}{REPORT_SUFFIX}"
+    said = f"{signer}.{_squeezed(signed)}{REPORT_SUFFIX}"
     digits = digest.hex_of(capture)
     return f"{QUARANTINE}{digits}/{said}", f"{artifact_prefix(key)}{digits}.{said}"
 
@@ -157,6 +157,17 @@ def origin_name(key: Key, capture: Digest) -> str:
 def beside(name: str) -> Digest | None:
     """The capture that an object beside its manifest is about."""
     return digest.from_hex(name.rsplit("/", 1)[-1].partition(".")[0])
+
+
+def manifest_of(name: str) -> str:
+    """The name of the manifest that an object is, or lies beside."""
+    above, _slash, file = name.rpartition("/")
+    return f"{above}/{file.partition('.')[0]}{MANIFEST_SUFFIX}"
+
+
+def short(name: str) -> str:
+    """What a person is told of the capture whose manifest has this object name: how its digest begins."""
+    return name.rsplit("/", 1)[-1][:12]
 
 
 def capture_of(name: str) -> Digest | None:
@@ -298,7 +309,7 @@ def make_layout(store: Store) -> Layout:
         CorruptError: it does not keep what is written to it, or somebody has made it another store.
     """
     store.put(_LAYOUT_NAME, msgspec.json.encode(Layout(LAYOUT)))
-    store.put(_TAG_NAME, _TAG)
+    store.put(TAG_NAME, _TAG)
     made = read_layout(store)
     if made is None:
         raise CorruptError(f"{store} does not keep what is written to it")

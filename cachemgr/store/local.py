@@ -20,16 +20,15 @@ from typing import BinaryIO
 
 from cachemgr import beneath
 from cachemgr.bounded import Begun
-from cachemgr.capture import is_safe_path
 from cachemgr.errors import CacheError, CorruptError, DeniedError, NotFoundError, StoreError
 from cachemgr.places import make_directory
 from cachemgr.store import Entry, Source
+from cachemgr.store.names import SCRATCH, is_name, is_prefix
 from cachemgr.store.scratch import sweep
 
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 """What file systems answer that have no hard links (FUSE mounts, some network shares)."""
 
-_SCRATCH = "tmp"
 _ATTEMPTS = 100
 _PIECE_BYTES = 2 << 20
 """What is written at a time, while it is hashed and more of it is fetched. Larger pieces save a little processor time,
@@ -135,14 +134,14 @@ class LocalStore:
         return True
 
     def scan(self, prefix: str) -> Iterator[Entry]:
-        if prefix and not (prefix.endswith("/") and is_safe_path(prefix[:-1])):
+        if not is_prefix(prefix):
             raise StoreError(f"`{prefix}` is no directory of {self}")
         pending = [prefix]
         while pending:
             directory = pending.pop()
             for entry in self._entries(directory):
                 if entry.is_dir(follow_symlinks=False):
-                    if directory == "" and entry.name == _SCRATCH:
+                    if directory == "" and entry.name == SCRATCH:
                         continue
                     pending.append(f"{directory}{entry.name}/")
                 elif entry.is_file(follow_symlinks=False):
@@ -157,13 +156,13 @@ class LocalStore:
             make_directory(self._root, 0o700)
             root = beneath.enter(self._root)
             try:
-                with beneath.inside(root, _SCRATCH, make=self._make) as above, suppress(FileExistsError):
+                with beneath.inside(root, SCRATCH, make=self._make) as above, suppress(FileExistsError):
                     os.mkdir(directory.name, 0o700, dir_fd=above)
             finally:
                 os.close(root)
             sweep(directory)
         except OSError as error:
-            raise self._failed("write", _SCRATCH, error) from None
+            raise self._failed("write", SCRATCH, error) from None
         return directory
 
     def _entries(self, directory: str) -> list[os.DirEntry[str]]:
@@ -222,9 +221,7 @@ class LocalStore:
         raise AssertionError("the last attempt returns or raises")
 
     def _check(self, name: str) -> None:
-        parts = name.split("/")
-        # Listings leave out names with a leading dot (what NFS keeps of deleted files) and unfinished writes.
-        if not is_safe_path(name) or parts[0] == _SCRATCH or any(part.startswith(".") for part in parts):
+        if not is_name(name):
             raise StoreError(f"`{name}` cannot be an object of {self}")
 
     def _failed(self, verb: str, name: str, error: OSError) -> CacheError:
@@ -269,7 +266,7 @@ class LocalStore:
 
 def scratch_of(root: Path) -> Path:
     """Where this user's unfinished writes lie in the store in `root`."""
-    return root / _SCRATCH / str(os.geteuid())
+    return root / SCRATCH / str(os.geteuid())
 
 
 class _Flushed:

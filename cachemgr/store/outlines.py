@@ -9,22 +9,19 @@ manifest that is refused there, the layers count as needed all the same.
 """
 
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from cachemgr.beneath import read_plain
 from cachemgr.capture import LAYOUT
 from cachemgr.digest import Digest
 from cachemgr.errors import CorruptError, DeniedError, NotFoundError
 from cachemgr.key import Factor, Key, guard_print
 from cachemgr.parallel import side_by_side
-from cachemgr.places import write_private
+from cachemgr.remembered import recall, remember
 from cachemgr.store import Remote, Store, layout
 from cachemgr.store.captures import Damaged, manifest_bytes
 
-_LIMIT = 256 << 20
 _READERS = 16
 
 
@@ -101,18 +98,13 @@ class Outlines:
         return known
 
     def _recalled(self) -> dict[str, Outline]:
-        """A missing or torn file is an empty one."""
         if self._known is None:
-            self._known = {}
-            if self._path is not None:
-                with suppress(OSError, msgspec.MsgspecError, ValueError):
-                    self._known = msgspec.msgpack.decode(read_plain(self._path, limit=_LIMIT), type=dict[str, Outline])
+            self._known = (None if self._path is None else recall(self._path, dict[str, Outline])) or {}
         return self._known
 
     def _remember(self, known: dict[str, Outline]) -> None:
         if self._path is not None and known.keys() != self._recalled().keys():
-            with suppress(OSError):  # it only saves work
-                write_private(self._path, msgspec.msgpack.encode(known))
+            remember(self._path, known)
         self._known = known
 
 
@@ -122,7 +114,7 @@ def outline(data: bytes, key: Key, name: str) -> Outline:
     Raises:
         CorruptError: it is of another layout, belongs to another key, or is no manifest.
     """
-    short, capture = name.rsplit("/", 1)[-1][:12], layout.capture_of(name)
+    short, capture = layout.short(name), layout.capture_of(name)
     try:
         told = msgspec.json.decode(data, type=_Told)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -111,7 +111,7 @@ def plan_removal(
     if strict:
         require_readable(each for each in held.damaged if each.key not in goners and each.name not in single)
     going = [entry for key in goners for entry in held.beside.get(key, ())]
-    going += [entry for own in held.beside.values() for entry in own if manifest_of(entry.name) in single]
+    going += [entry for own in held.beside.values() for entry in own if layout.manifest_of(entry.name) in single]
     names = {entry.name: entry.size for entry in going}
     staying = {name: each for name, each in held.outlines.items() if name not in names}
     loose = _loose(held.layers, staying.values())
@@ -153,12 +153,6 @@ def _hints_of(staying: Iterable[Outline]) -> set[str]:
     return {hint for each in staying for hint in (each.near, *entry_hints_of(each.key, each.entries))}
 
 
-def manifest_of(name: str) -> str:
-    """The name of the manifest that an object is, or lies beside."""
-    above, _slash, file = name.rpartition("/")
-    return f"{above}/{file.partition('.')[0]}{layout.MANIFEST_SUFFIX}"
-
-
 def _manifests_first(name: str) -> tuple[bool, str]:
     return not name.endswith(layout.MANIFEST_SUFFIX), name
 
@@ -176,7 +170,7 @@ def require_readable(damaged: Iterable[Damaged]) -> None:
         raise CorruptError(f"{each.reason}; layers that it needs are unknown", hint=f"cachemgr rm {each.key}")
 
 
-def referenced(store: Store, outlines: Outlines | None = None) -> set[Digest]:
+def referenced(store: Store) -> set[Digest]:
     """The layers that captures refer to.
 
     Raises:
@@ -184,7 +178,7 @@ def referenced(store: Store, outlines: Outlines | None = None) -> set[Digest]:
     """
     damaged: list[Damaged] = []
     listed = {name: key for name, (key, _beside) in captures.listing(store).items()}
-    known = (outlines or Outlines()).of(store, listed, damaged)
+    known = Outlines().of(store, listed, damaged)
     require_readable(damaged)
     return {layer for each in known.values() for layer, _size in each.layers}
 
@@ -212,7 +206,7 @@ def remove(
         store, [name for name in plan.manifests if name.endswith(layout.MANIFEST_SUFFIX)], taken or frozenset
     )
     beside = [name for name in plan.manifests if not name.endswith(layout.MANIFEST_SUFFIX)]
-    delete_all(store, [name for name in beside if manifest_of(name) not in back])
+    delete_all(store, [name for name in beside if layout.manifest_of(name) not in back])
     listed = captures.listing(store)
     delete_all(store, _bereft(plan, listed))
     damaged: list[Damaged] = []
@@ -271,7 +265,9 @@ def left_of(store: Store, plan: Removal, manifests: Collection[str]) -> tuple[in
     if not manifests:
         return 0, 0
     keys = {key for name in manifests if (key := layout.key_of(name)) is not None}
-    kept = {name for name in plan.manifests if manifest_of(name) in manifests} | set(plan.layers) | set(plan.hints)
+    kept = (
+        {name for name in plan.manifests if layout.manifest_of(name) in manifests} | set(plan.layers) | set(plan.hints)
+    )
     shelves = {f"{name.rpartition('/')[0]}/" for name in plan.layers}
     places = [*map(layout.artifact_prefix, sorted(keys)), *sorted(shelves)]
     there = [entry.size for place in places for entry in store.scan(place) if entry.name in kept]
@@ -282,7 +278,7 @@ def _bereft(plan: Removal, listed: Mapping[str, tuple[Key, Sequence[str]]]) -> l
     """Manifests that came back while we removed what lies beside them, which their publisher took for his. A capture
     must not forget where it was taken from, so it goes once more."""
     beside = {name for _key, own in listed.values() for name in own}
-    lost = {manifest_of(name) for name in plan.manifests if name not in beside and name not in listed}
+    lost = {layout.manifest_of(name) for name in plan.manifests if name not in beside and name not in listed}
     return sorted(lost.intersection(listed, plan.manifests))
 
 

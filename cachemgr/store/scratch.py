@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from cachemgr.places import make_directory
 
@@ -22,6 +23,15 @@ def prepare(directory: Path) -> None:
     make_directory(directory.parent.parent)
     make_directory(directory, 0o700)
     sweep(directory)
+
+
+def create(path: Path) -> BinaryIO:
+    """A new file, to be written and read again; a store that takes it (`put_file`) gives it the mode of its objects.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w+b")
 
 
 def sweep(directory: Path) -> None:

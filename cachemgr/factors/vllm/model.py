@@ -34,7 +34,8 @@ from cachemgr.sensitive import HIDDEN
 # vLLM 0.26 to 0.33 `transformers_utils/utils.py` (is_cloud_storage) and `runai_utils.py` (SUPPORTED_SCHEMES).
 _OBJECT_STORAGE = ("s3://", "gs://", "az://")
 # huggingface_hub 0.36 to 2.4 `constants.py` (ENV_VARS_TRUE_VALUES) and `utils/_validators.py` (REPO_ID_REGEX).
-_TRUE = frozenset({"1", "ON", "YES", "TRUE"})
+HUB_TRUE = frozenset({"1", "ON", "YES", "TRUE"})
+"""What huggingface_hub takes for yes."""
 _HUB_ID = re.compile(r"[\w.-]+(?:/[\w.-]+)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 # From here on `snapshot_download` resolves the cache directory (huggingface_hub `_snapshot_download.py`; 1.21.0 does
@@ -162,14 +163,14 @@ def _drafting(machine: _Machine, draft: Draft) -> str | None:
 def _offline_path(machine: _Machine, name: str, revision: str | None) -> str:
     """`name`, or the snapshot that replaces it where the hub may not be asked (`repo_utils.py`, get_model_path)."""
     offline = machine.environ.get("HF_HUB_OFFLINE") or machine.environ.get("TRANSFORMERS_OFFLINE") or ""
-    if offline.upper() not in _TRUE or _in_object_storage(name) or _exists(machine, name):
+    if offline.upper() not in HUB_TRUE or in_object_storage(name) or _exists(machine, name):
         return name
     return _snapshot(machine, name, revision) or name
 
 
 def _verifier(machine: _Machine, name: str, revision: str | None) -> str | None:
     """The model that a speculators checkpoint drafts for (`config.py`, maybe_override_with_speculators), else None."""
-    folder = None if _in_object_storage(name) else _folder(machine, name, revision)
+    folder = None if in_object_storage(name) else _folder(machine, name, revision)
     speculators = None if folder is None else _document(folder / "config.json").get("speculators_config")
     verifier = speculators.get("verifier") if isinstance(speculators, dict) else None
     found = verifier.get("name_or_path") if isinstance(verifier, dict) else None
@@ -193,7 +194,7 @@ def _pairs(text: bytes) -> dict[str, object]:
 
 def _pulled(machine: _Machine, name: str) -> str:
     """The directory that files of object storage are pulled into, named for the URL (`runai_utils.py`)."""
-    if not _in_object_storage(name):
+    if not in_object_storage(name):
         return name
     caches = machine.environ.get("XDG_CACHE_HOME", os.path.join(_home_of("~", machine.environ), ".cache"))
     assets = machine.environ.get("VLLM_ASSETS_CACHE", os.path.join(caches, "vllm", "assets"))
@@ -202,7 +203,8 @@ def _pulled(machine: _Machine, name: str) -> str:
     return os.path.join(PurePath(_home_of(assets, machine.environ)), "model_streamer", folder)
 
 
-def _in_object_storage(name: str) -> bool:
+def in_object_storage(name: str) -> bool:
+    """Whether vLLM streams a model of this name from a bucket."""
     return name.lower().startswith(_OBJECT_STORAGE)
 
 

@@ -77,7 +77,7 @@ def in_charge_of(flags: Flags, environ: Mapping[str, str]) -> int | None:
 
 
 def compile_expected(
-    flags: Flags, environ: Mapping[str, str], facts: Facts, architectures: Collection[str] = ()
+    flags: Flags, environ: Mapping[str, str], facts: Facts, architectures: Collection[str]
 ) -> tuple[bool, str]:
     """Whether the command writes or reads a torch tree, and why not.
 

@@ -128,7 +128,7 @@ def _plan(backend: Backend, key: Key) -> doc.RemovalPlan:
 
 def name_of(*things: str) -> str:
     """A name of a plan that takes these things away."""
-    return digest.fingerprint("\n".join(sorted(things)).encode())
+    return digest.fingerprint_of(things)
 
 
 def require_same(now: str, shown_before: str) -> None:

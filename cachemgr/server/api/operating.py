@@ -1,6 +1,5 @@
 """What operators ask for: prune as a plan and its deed, the doctor, the audit."""
 
-import os
 from pathlib import Path
 
 import msgspec
@@ -46,10 +45,6 @@ def planned(backend: Backend, wanted: doc.PruneWanted) -> doc.PrunePlan:
         unused_for=wanted.unused_for,
         keep_last=wanted.keep_last,
     )
-    free = 0
-    if not backend.mirrored:
-        disk = os.statvfs(places.nearest(str(backend.store)))
-        free = disk.f_bavail * disk.f_frsize
     plan = pruning.plan(
         backend.store,
         Wish(limits),
@@ -57,7 +52,7 @@ def planned(backend: Backend, wanted: doc.PruneWanted) -> doc.PrunePlan:
         uses=last_uses(launches(backend.store)),
         judge=backend.cache.trust.opinion,
         root=None if backend.mirrored else Path(str(backend.store)),
-        free=free,
+        free=0 if backend.mirrored else places.free_bytes(str(backend.store)),
         now=backend.now,
     )
     return doc.PrunePlan(name=_name(plan), plan=plan)

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from cachemgr import digest
-from cachemgr.capture import is_safe_path
 from cachemgr.errors import CorruptError, MirrorDeniedError, MirrorError, NotFoundError, StoreError
 from cachemgr.store import Entry, Source
+from cachemgr.store.names import is_name, is_prefix
 from cachemgr.store.s3.answers import get, page, proof
 from cachemgr.store.s3.bucket import Bucket
 from cachemgr.store.s3.connect import Client, Listing
@@ -26,7 +26,6 @@ from cachemgr.store.s3.pieces import PIECE_BYTES, Piece, Reader, in_flight, piec
 from cachemgr.store.s3.requests import Answered, Link, Requests
 from cachemgr.store.scratch import prepare
 
-_SCRATCH = "tmp"
 _MAX_KEY_BYTES = 1024
 _PROBE_BYTES = 64 << 10
 """Up to so many bytes are written twice to find out whether the server keeps to a condition."""
@@ -151,7 +150,7 @@ class S3Store:
         return True
 
     def scan(self, prefix: str) -> Iterator[Entry]:
-        if prefix and not (prefix.endswith("/") and is_safe_path(prefix[:-1])):
+        if not is_prefix(prefix):
             raise StoreError(f"`{prefix}` is no directory of {self}")
         root = self._link.bucket.key("")
         token = ""
@@ -159,7 +158,7 @@ class S3Store:
             listing = self._page(prefix, self._link.bucket.key(prefix), 1000, token)
             for each in listing.get("Contents", []):
                 name = each["Key"].removeprefix(root)
-                if each["Key"].startswith(root + prefix) and _is_name(name):
+                if each["Key"].startswith(root + prefix) and is_name(name):
                     yield Entry(name, each["Size"], each["LastModified"].timestamp())
             if not listing.get("IsTruncated"):
                 return
@@ -177,7 +176,7 @@ class S3Store:
 
     def _key(self, name: str) -> str:
         key = self._link.bucket.key(name)
-        if not _is_name(name) or len(key.encode()) > _MAX_KEY_BYTES:
+        if not is_name(name) or len(key.encode()) > _MAX_KEY_BYTES:
             raise StoreError(f"`{name}` cannot be an object of {self}")
         return key
 
@@ -298,13 +297,6 @@ class S3Store:
                 raise MirrorError(f"cannot write `{name}` in {self}: the upload was ended", word="conflict") from None
             return answer.code in _ENDED  # by an attempt whose answer got lost
         return True
-
-
-def _is_name(name: str) -> bool:
-    """Whether this can be an object's name: not of scratch, not hidden, and no mark of a directory, which some tools
-    leave in buckets."""
-    parts = name.split("/")
-    return is_safe_path(name) and parts[0] != _SCRATCH and not any(part.startswith(".") for part in parts)
 
 
 def _checked(data: bytes) -> dict[str, str]:
