@@ -345,7 +345,7 @@ def test_many_bytes_pass_a_terminal_unaltered(bench: Bench) -> None:
 
 def test_a_new_size_of_the_terminal_is_known_when_the_command_is_told(bench: Bench) -> None:
     code = (
-        "signal.signal(signal.SIGWINCH, lambda *_: print('size', size(), flush=True))\nprint('ready', flush=True)\n"
+        "signal.signal(signal.SIGWINCH, lambda *_: out(b'size (%d, %d)' % tuple(size())))\nout(b'ready')\n"
         "while not os.path.exists(os.path.join(os.environ['PLACE'], 'go')): time.sleep(0.01)"
     )
     terminal = Terminal(bench.words(*bench.python(code)), bench.environ(), bench.place)
