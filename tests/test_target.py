@@ -137,6 +137,8 @@ def test_a_seed_for_gpus_that_are_not_here(engines: Engines, tmp_path: Path) -> 
     assert "differs in device.capability 8.9≠9.0" in missing[("both", "NVIDIA L4")]
     assert missing[("other", "")] == "it needs B200, and the targets are NVIDIA H200, NVIDIA L4"
     assert told["baked"]["artifacts"] == [key]
+    again = builder.cachemgr("prewarm", *words[:-1], "again", code=3)
+    assert f"baked into {builder.root / 'again'}: 1 artifact," in again.stderr
     rotten = tmp_path / "store" / layout.layer_name(capture.manifest.layers[0].digest)
     rotten.chmod(0o600)
     rotten.write_bytes(b"rot")
@@ -161,6 +163,7 @@ def test_an_architecture_comes_from_its_machine_and_never_from_a_builder_that_ha
     words = ("--target", "h100.json", "--bake", "seed", "--", "vllm", *engines.serve()[1:])
     (missing,) = json.loads(builder.cachemgr("prewarm", "--json", *words, code=1).stdout)["gathered"]
     assert (missing["key"], missing["target"]) == (expected, "NVIDIA H100 80GB HBM3")
+    assert "nothing was baked" in builder.cachemgr("prewarm", *words, code=1).stderr
     assert "no such option '--arch'" in builder.cachemgr("prewarm", "--arch=90", *words, code=2).stderr
 
 

@@ -64,10 +64,15 @@ def finish(baked: Baked, signer: Signer | None, cache: Cache) -> None:
 
 def say(baked: Baked) -> None:
     """Tell a person what a seed got, and what it did not."""
-    told = f"{output.counted(len(baked.artifacts), 'artifact')}, {output.size(baked.bytes)} new"
-    output.note(f"baked into {baked.seed}: {told}")
+    output.note(_told(baked))
     for each in baked.left_out:
         output.note(output.brief(f"{each.name}: not baked: {each.reason}"))
+
+
+def _told(baked: Baked) -> str:
+    return (
+        f"baked into {baked.seed}: {output.counted(len(baked.artifacts), 'artifact')}, {output.size(baked.bytes)} new"
+    )
 
 
 def left_out(baked: Baked | None) -> Collection[str]:
@@ -131,3 +136,5 @@ def _print(gathered: Sequence[Gathered], baked: Baked | None, *, dry_run: bool, 
         (each.name, each.target, "" if each.key is None else output.short(each.key), each.missing) for each in gathered
     ]
     output.table(("ENTRY", "TARGET", "KEY", "MISSING"), table, flexible="MISSING")
+    if not dry_run:
+        output.note("nothing was baked" if baked is None else _told(baked))
