@@ -250,7 +250,7 @@ def readme_table(report: Report) -> str:
     )
     machine = f"{report.machine['cores']} cores, {report.machine['processor']}"
     busiest = max((part.load[0] for part in report.parts), default=0.0)
-    if busiest > int(report.machine["cores"]) + 1:  # one more than what the part before it leaves behind
+    if busiest > int(report.machine["cores"]) + 2:  # one for each core, and what the part before it leaves behind
         machine += f", which did other work as well: a load of up to {busiest:.0f}"
     return (
         f"{said} ({machine}); every line leads to its row:\n\n"
