@@ -81,8 +81,8 @@ def chooses(path: str) -> bool:
     Its name is a hash of the kernel's source, which its candidates are made from, and of torch's own (torch 2.11-2.13
     `_inductor/runtime/autotune_cache.py`, `_prepare_key`); each candidate that was compiled is a kernel of Triton's.
     One kernel may be tuned several times in a cold start, and each artifact of a graph brings the winner that it saw,
-    to be written out at every load (`AutotuneCacheArtifact.populate_cache`; a tree of vLLM 0.26 on an H200 has two
-    kernels whose winners are in two artifacts, one of them with 29 and with 32 ms). So whichever came last lies there.
+    to be written out at every load (`AutotuneCacheArtifact.populate_cache`). So whichever came last lies there: after a
+    second start of vLLM 0.26 on two H200s, 2 of 16 winners were others, of kernels that were all there.
     """
     return path.endswith(".best_config") and not _inside_triton(path.split("/"))
 

@@ -78,9 +78,10 @@ class S3Store:
         key = self._key(name)
         if self._link.conditional is False:
             return self._put_unless_listed(name, key, data)
-        probes = self._link.conditional is None and len(data) <= _PROBE_BYTES
-        if self._link.conditional is None and not probes and self._listed(name, key):
-            return False
+        unknown = self._link.conditional is None
+        probes = unknown and len(data) <= _PROBE_BYTES
+        if unknown and not probes and self._listed(name, key):
+            return False  # a server that ignores conditions would take all of it again
         try:
             self._put(name, key, data, expected=_TAKEN | _UNKNOWN_CONDITION, IfNoneMatch="*")
         except Answered as answer:
