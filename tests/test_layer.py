@@ -17,7 +17,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachemgr import digest, layer
+from cachemgr import digest
 from cachemgr.capture import File, Layer, Section, Unit, is_safe_path
 from cachemgr.digest import of_bytes
 from cachemgr.errors import CorruptError
@@ -32,6 +32,7 @@ from cachemgr.layer import (
     read_file,
     tar_size,
     unpack,
+    writing,
 )
 from cachemgr.ustar import BLOCK, header, header_size, padding
 from tests.conftest import MakeDisk
@@ -158,7 +159,7 @@ def test_how_many_threads_compress_says_nothing_about_the_bytes(monkeypatch: pyt
     """A layer of several jobs of the compressor, with and without a second one to do them, in pieces of any size."""
     files = {f"a/{number}": noise(f"{number // 2}", 9 << 20) for number in range(3)}
     two = packed([unit("a", files)], files, piece=CHUNK)
-    monkeypatch.setitem(layer._TUNING, "threads", 1)
+    monkeypatch.setitem(writing._TUNING, "threads", 1)
     assert packed([unit("a", files)], files, piece=700_001) == two
     assert two[0].size < 19 << 20, "what one job has seen another finds again"
     assert unpacked(*two).files == files
