@@ -167,11 +167,11 @@ def test_how_many_threads_compress_says_nothing_about_the_bytes(monkeypatch: pyt
 
 BYTES_OF_0_1 = {
     packed: (
-        "sha256:bac7696167ee106b8e6ac0903c150567aea2f94f1bda697a2192d5cf3b4d2cff",
+        "sha256:56b8fb03ae808475ff7668bb7b0c267b9b1fbe9045e1567ef49bcb19da0b22c8",
         "sha256:18e12fed31852041a317c0e7953a2c0f9ed42633f41e9f7e697ee44021a2e23b",
     ),
     packed_domains: (
-        "sha256:3f33fdf6f24c3aa5eeb7fb7dc745d53b502b885a47dccf2ea2effd4c1beef289",
+        "sha256:a754f2a9ad7861fb84feceeffff686d7a3464518ce2ef9d91f88a48bfcf977e9",
         "sha256:a1b4fa18aa8bc1055a88f337adbe77a39dfcc256383a85cb18de5b47321c4872",
     ),
 }

@@ -16,6 +16,7 @@ from cachemgr.domains.domain import Domain
 from cachemgr.domains.triton import TRITON
 from cachemgr.examine import UnfitError, contents, sketch, units_of
 from cachemgr.key import derive
+from cachemgr.layer import files
 from cachemgr.statcache import StatCache
 from cachemgr.store import Store
 from cachemgr.store.captures import captures
@@ -52,7 +53,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         counts[path] += 1
         return real(path, directory)
 
-    monkeypatch.setattr(layer, "open_quietly", counted)
+    for module in (layer, files):
+        monkeypatch.setattr(module, "open_quietly", counted)
     return counts
 
 
