@@ -5,8 +5,9 @@
 A STEP is KIND:NAME[:FLAG,FLAG...]. KIND is `bare`, `run` or `plug` (a plain start with CACHEMGR_ENABLE=1; cachemgr must
 be installed beside vLLM). Starts of one NAME share a HOME and cache root: the second of a name starts in place, and a
 `run` or `plug` of a new name restores from the store. By default `vllm run-batch` answers two prompts greedily and the
-answers are compared with those of the first step; `--bench` takes `vllm bench latency`, which builds the engine in its
-own process. To measure another machine, carry the store there and use new names.
+answers are compared with those of the first step; `--picture` asks about one as well, for which some engines compile
+their encoder at last; `--bench` takes `vllm bench latency`, which builds the engine in its own process. To measure
+another machine, carry the store there and use new names.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from cachemgr.engine_log import EngineLog
+from cachemgr.prewarm.exercise import picture
 
 PROMPTS = ("w3 w1 w4", "w9 w2 w6 w5 w30 w31")
 DROPPED = frozenset({"TRITON_CACHE_DIR", "VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR"})
@@ -34,6 +36,7 @@ def main() -> int:
         "--python", default=sys.executable, help="Python with vLLM, where that is another one than ours"
     )
     parser.add_argument("--bench", action="store_true")
+    parser.add_argument("--picture", action="store_true", help="a third prompt has a picture: the model must see")
     parser.add_argument("steps", nargs="+", metavar="STEP")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -107,22 +110,25 @@ def engine(options: argparse.Namespace, home: Path, answers: Path, flags: list[s
         words += ["--num-iters-warmup=1"]
     else:
         batch = home / "batch.jsonl"
-        batch.write_text("".join(json.dumps(request(prompt)) + "\n" for prompt in PROMPTS))
+        requests = [request(prompt, prompt) for prompt in PROMPTS]
+        if options.picture:
+            requests.append(request("picture", picture()))
+        batch.write_text("".join(json.dumps(each) + "\n" for each in requests))
         words += ["run-batch", "-i", str(batch), "-o", str(answers), "--served-model-name=m"]
     return [*words, "--model", str(options.model), "--load-format=dummy", *flags]
 
 
-def request(prompt: str) -> dict[str, object]:
+def request(name: str, content: object) -> dict[str, object]:
     body = {
         "model": "m",
-        "messages": [{"role": "user", "content": prompt}],
+        "messages": [{"role": "user", "content": content}],
         "temperature": 0,
         "max_tokens": 16,
         "ignore_eos": True,
         "logprobs": True,
         "return_token_ids": True,
     }
-    return {"custom_id": prompt, "method": "POST", "url": "/v1/chat/completions", "body": body}
+    return {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body}
 
 
 def answers_in(path: Path) -> list[Any] | None:

@@ -217,7 +217,7 @@ def _asked(model: str, room: int | None, *, adapter: bool) -> Iterator[tuple[str
     alone: dict[str, tuple[str, dict[str, object]]] = {
         "structured output": ("/v1/completions", {**structured, "prompt": _batch(short, 2)}),
         "a chat": ("/v1/chat/completions", {**base, "messages": [{"role": "user", "content": "a b c"}]}),
-        "a picture": ("/v1/chat/completions", {**base, "messages": [{"role": "user", "content": _picture()}]}),
+        "a picture": ("/v1/chat/completions", {**base, "messages": [{"role": "user", "content": picture()}]}),
     }
     for name, (path, asked) in alone.items():
         yield name, name, path, asked
@@ -241,7 +241,8 @@ def _pooled(client: Client, model: str) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def _picture() -> list[dict[str, object]]:
+def picture() -> list[dict[str, object]]:
+    """What a message about a picture says."""
     url = "data:image/png;base64," + base64.b64encode(png(64, 64)).decode()
     return [{"type": "text", "text": "a b c"}, {"type": "image_url", "image_url": {"url": url}}]
 
