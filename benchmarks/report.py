@@ -27,7 +27,7 @@ NOT_PROVEN = """
   of gpgme and btrfs, and it was not built here.
 - PyTorch's mega-cache and b10-transfer on a GPU: what they carry there (Triton kernels, autotuning) is something else.
 - b10-transfer with Baseten's own shared file system: its directory was a local one here.
-- Cold page caches, network file systems, buckets on another machine, and more cores than these.
+- Cold page caches, network file systems, and buckets on another machine.
 """
 """What no part measures."""
 
@@ -236,6 +236,7 @@ def drawings(part: Part) -> Iterator[tuple[str, str]]:
 def readme_table(report: Report) -> str:
     """What the README quotes, each with a link to its row."""
     rows = []
+    others = {figure.name for part in report.parts if part.elsewhere for figure in part.figures}
     for name, what in QUOTED:
         if (figure := report.figure(name)) is not None:
             beside = (
@@ -244,6 +245,7 @@ def readme_table(report: Report) -> str:
                 else ""
             )
             link = f"[{what}](benchmarks/report/report.md#{name})"
+            link += "\\*" if name in others else ""
             rows.append((link, shown((median(figure.ours),), figure.unit), beside, compared(figure)))
     said = f"From the report of {report.date[:10]}" + (
         ", a smoke run whose figures mean nothing" if report.quick else ""
@@ -252,6 +254,8 @@ def readme_table(report: Report) -> str:
     busiest = max((part.load[0] for part in report.parts), default=0.0)
     if busiest > int(report.machine["cores"]) + 2:  # one for each core, and what the part before it leaves behind
         machine += f", which did other work as well: a load of up to {busiest:.0f}"
+    if others:
+        machine += "; lines with \\* on other machines, which their part describes"
     return (
         f"{said} ({machine}); every line leads to its row:\n\n"
         + table(("", "cachemgr", "beside", "ratio"), rows)

@@ -249,6 +249,17 @@ def test_the_readme_says_when_the_machine_was_not_left_alone() -> None:
     assert "a load of up to 9" in reports.readme_table(report_of(quiet, busy))
 
 
+def test_the_readme_says_which_lines_are_of_another_machine() -> None:
+    names = [name for name, _what in reports.QUOTED[:2]]
+    here, there = (part_of(Figure(name, "restore", "s", (1.0,), "tar", (1.0,))) for name in names)
+    there = msgspec.structs.replace(there, elsewhere={"cores": "16"})
+    said = reports.readme_table(report_of(here, there))
+    assert f"#{names[0]}) |" in said
+    assert f"#{names[1]})\\* |" in said
+    assert "lines with \\* on other machines" in said
+    assert "\\*" not in reports.readme_table(report_of(here))
+
+
 def test_the_figures_of_the_readme_are_those_of_the_report() -> None:
     readme = (ROOT / "README.md").read_text()
     assert readme.count(reports.BEGIN) == readme.count(reports.END) == 1
