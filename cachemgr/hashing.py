@@ -18,6 +18,8 @@ _PIECES_WAITING = 2
 """For each thread: what is written waits for what is hashed before memory fills."""
 _HANDED_OVER = 256 << 10
 """Bytes of small files that a thread is given at once: to give them one by one takes longer than to hash them."""
+_LEAST = 1 << 10
+"""What a file counts for at least, so that not all of a million empty ones wait for the end."""
 
 Found = Callable[[Digest], None]
 """What becomes of a digest. It is called by a thread of ours; what it raises ends everything, and is raised again."""
@@ -50,7 +52,7 @@ class Hashes:
     def whole(self, data: bytes | memoryview, found: Found) -> None:
         """Hash all bytes of a file."""
         self._small.append((data, found))
-        self._small_size += len(data)
+        self._small_size += max(len(data), _LEAST)
         if self._small_size >= _HANDED_OVER:
             self._raise_failure()
             self._hand_over()

@@ -1,6 +1,7 @@
 """Digests found beside what is done with the bytes."""
 
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -69,6 +70,19 @@ def test_one_small_file_is_hashed_as_well() -> None:
     found: list[Digest] = []
     hashed(found.append, 5)
     assert found == [of_bytes(bytes(5))]
+
+
+def test_empty_files_do_not_all_wait_for_the_end() -> None:
+    found: list[Digest] = []
+    with Hashes() as hashes:
+        for _each in range(1000):
+            hashes.whole(b"", found.append)
+        deadline = time.monotonic() + 30
+        while not found and time.monotonic() < deadline:
+            time.sleep(0.001)
+        early = len(found)
+    assert early
+    assert found == [of_bytes(b"")] * 1000
 
 
 def test_nothing_to_hash_starts_no_thread() -> None:
