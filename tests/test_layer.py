@@ -656,6 +656,21 @@ def test_a_target_that_is_full_is_an_error_and_not_a_wait(units: list[Unit], spa
     assert [failure.errno for failure in failures] == [28]
 
 
+def test_nothing_is_read_any_more_once_the_target_is_full() -> None:
+    files = {f"a/{number}": noise(f"{number}", CHUNK) for number in range(90)}
+    source = Held(files)
+    read = 0
+
+    def counted(domain: str, file: File) -> Iterator[bytes]:
+        nonlocal read
+        read += 1
+        return source(domain, file)
+
+    with pytest.raises(OSError, match="No space left"):
+        pack(sections([unit("a", files)]), counted, Full(0))
+    assert read < 90
+
+
 def test_a_full_disk_is_an_error_and_not_a_wait(small_disk: MakeDisk) -> None:
     place = small_disk(64 << 10)
     with pytest.raises(OSError, match="No space left"), (place / "layer").open("wb") as target:

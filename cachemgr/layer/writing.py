@@ -175,6 +175,9 @@ class _Compressor:
             raise self._failure
 
     def write(self, piece: bytes) -> None:
+        """The next bytes of the tar. Raises what went wrong with those before them."""
+        if self._failure is not None:
+            raise self._failure
         self._held.append(piece)
         self._held_size += len(piece)
         if self._held_size >= CHUNK:
