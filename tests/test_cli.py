@@ -19,6 +19,8 @@ from cachemgr.store import layout
 from cachemgr.store.local import LocalStore
 from tests.machines import Machine, install_program, install_stand_in
 
+pytestmark = pytest.mark.full
+
 ARTIFACT_FIELDS = {
     "key", "engine", "engine_version", "model", "device", "domains", "files", "bytes", "stored_bytes", "captures",
     "complete", "created", "last_used", "uses", "pinned", "cold_seconds", "warm_seconds",

@@ -16,6 +16,8 @@ from tests import s3_faults
 from tests.s3_faults import Fault, FaultyServer, error
 from tests.s3_server import S3Server, s3_client
 
+pytestmark = pytest.mark.full
+
 LIMIT = 1 << 20
 
 

@@ -24,6 +24,8 @@ from tests.authorities import Authority
 from tests.stores import Recording
 from tests.trees import FACTORS, build, changed, draft, publish_trees, restore_found, targets
 
+pytestmark = pytest.mark.full
+
 KEY = derive(FACTORS)
 NOW = 1_800_000_000.0
 DAY = 86_400.0
