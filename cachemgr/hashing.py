@@ -1,7 +1,7 @@
 """Digests of many files, found beside what is done with their bytes.
 
-SHA-256 is the dearest step of a capture and of a restore where the processor has no instructions for it: 0.21 of the
-0.25 s of a restore of 41 MB on a Xeon of 2019. It runs without the interpreter's lock, so threads share it.
+Where the processor has no instructions for SHA-256, it is two thirds of the work of a restore (benchmarks/README.md).
+It runs without the interpreter's lock, so threads share it.
 """
 
 import os

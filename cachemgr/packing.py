@@ -131,7 +131,7 @@ class Packing:
             return None
 
     def _has_unread(self) -> bool:
-        return not all(_is_read(unit) for units in self._units.values() for unit in units)
+        return not all(layer.is_read(unit) for units in self._units.values() for unit in units)
 
     def _looks_known(self, sections: Sequence[Section]) -> bool:
         """Whether a known layer has the same paths: then reading is enough to find out whether it is the same."""
@@ -142,7 +142,7 @@ class Packing:
         """Find the digests of all files that were not read yet, and refuse the units of those that are unfit."""
         for domain, units in self._units.items():
             tree = self._trees[domain]
-            examined = [unit if _is_read(unit) else self._examined(tree, unit) for unit in units]
+            examined = [unit if layer.is_read(unit) else self._examined(tree, unit) for unit in units]
             units[:] = [unit for unit in examined if unit is not None]
 
     def _examined(self, tree: Tree, unit: Unit) -> Unit | None:
@@ -177,10 +177,6 @@ class Packing:
 
 def _paths_in(sections: Sequence[Section]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     return tuple((section.domain, tuple(file.path for file in section.files())) for section in sections)
-
-
-def _is_read(unit: Unit) -> bool:
-    return all(file.digest != layer.UNREAD for file in unit.files)
 
 
 class _Kept:

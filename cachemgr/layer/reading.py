@@ -103,7 +103,7 @@ class Placer(Protocol):
 
 
 def unpack(layer: Layer, compressed: BinaryIO, placer_of: Callable[[str, Unit], Placer | None]) -> None:
-    """Hand the files of every unit for which `placer_of` its domain gives a placer to that, in tar order, verified.
+    """Hand the files of every unit for which `placer_of` its domain gives a placer to that in tar order; check them.
 
     The compressed bytes are checked first, so that no byte of a swapped layer reaches the decompressor; what comes out
     is checked file by file while it is placed. Where a store has the layer unpacked (`cachemgr.oci.unpacked`),
@@ -143,7 +143,7 @@ def _unpack(layer: Layer, pieces: _Pieces, placer_of: Callable[[str, Unit], Plac
 
 
 class _Nowhere:
-    """Takes files that have been verified, and leaves them."""
+    """Takes files, and leaves them."""
 
     def whole(self, file: File, data: memoryview) -> None: ...
     def parts(self, file: File, parts: Iterator[memoryview]) -> None: ...

@@ -13,7 +13,7 @@ from cachemgr import digest, threads
 from cachemgr.capture import File, Layer, Section, Unit
 from cachemgr.digest import Digest
 from cachemgr.hashing import Hashes
-from cachemgr.layer.members import CHUNK, END, UNREAD, WINDOW_LOG, links_in, tar_size, units_in
+from cachemgr.layer.members import CHUNK, END, UNREAD, WINDOW_LOG, is_read, links_in, tar_size, units_in
 from cachemgr.ustar import header, padding
 
 LEVEL = 8
@@ -105,6 +105,8 @@ class _Packing:
         return Section(section.domain, tuple(self._packed(section.domain, unit) for unit in section.units))
 
     def _packed(self, domain: str, unit: Unit) -> Unit:
+        if is_read(unit):
+            return unit
         packed = Unit(unit.name, tuple(self._read(domain, file) for file in unit.files))
         assert links_in(packed) == links_in(unit), "equal files of a unit were both unread"
         return packed
