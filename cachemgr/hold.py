@@ -102,6 +102,11 @@ def _write(directory: str, holder: Holder) -> None:
     os.rename(aside, f"{folder}/{holder.launch}.json")
 
 
+def is_record(path: str) -> bool:
+    """Whether a path is that of a record, or of one that is being made. Who has one open only asks who is there."""
+    return FOLDER in path.split("/")
+
+
 def living(directory: str, *, now: float) -> list[Holder]:
     """The living holders of `directory`. Nothing is changed."""
     return [holder for path, holder in _records(directory) if _is_alive(path, holder, now)]

@@ -16,7 +16,7 @@ from cachemgr import live, open_files
 from cachemgr.domains import Target, of_engine
 from cachemgr.domains.vllm import TORCH_COMPILE
 from cachemgr.history import LastUses
-from cachemgr.hold import Hold, Holder
+from cachemgr.hold import FOLDER, Hold, Holder
 from cachemgr.key import folder
 from cachemgr.live import Claim
 from cachemgr.process import this_process
@@ -161,6 +161,22 @@ def test_files_that_a_process_has_open_are_left(place: Place, mapped: bool, late
         assert {gone.path for gone in done.goners} == {other.name, f"torch_aot_compile/{trees.AOT_NAME}"}
         assert trees.read(own) == before
         assert graph.exists()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_record_with_the_inode_of_an_open_file_keeps_nothing(place: Place, tmp_path: Path, late: bool) -> None:
+    """Ours may get that of a file which was open when we looked, and has been deleted since; here by a second name."""
+    own = place.own("a")
+    planned = place.plan(Limits(max_size=0))
+    opened, record = tmp_path / "opened", own / FOLDER / "other.json"
+    opened.write_bytes(b"of another program")
+    record.parent.mkdir()
+    os.link(opened, record)
+    place.age(own, 3)
+    with reader(opened):
+        done = carry_out(planned, prune="p", now=NOW) if late else place.prune(Limits(max_size=0))
+    assert [gone.path for gone in done.goners] == [own.name]
+    assert not own.exists()
 
 
 def test_a_directory_in_which_a_process_works_is_left(place: Place) -> None:

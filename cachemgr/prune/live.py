@@ -228,7 +228,7 @@ class _Looking:
                 continue
             seen = survey(f"{place}/{name}")
             last = max([seen.modified, *(file.modified for file in seen.files)])
-            held = {file.path.partition(f"/{hold.FOLDER}/")[0] for file in seen.files if _is_record(file.path)}
+            held = {file.path.partition(f"/{hold.FOLDER}/")[0] for file in seen.files if hold.is_record(file.path)}
             if held or self._now - last > ORPHANED_SECONDS:
                 kept = self._user_of_start(f"{place}/{name}", held, seen)
                 yield self._found(place, name, "left-over", seen.files, last=last, kept=kept, unfit=_ENDED)
@@ -274,7 +274,8 @@ class _Looking:
         if barred:
             return f"{barred[0]} is mounted there or belongs to another user"
         real = os.path.realpath(place)
-        holders = ((self._opened.holder(f"{real}/{file.path}", file.inode), file.path) for file in files)
+        used = [file for file in files if not hold.is_record(file.path)]
+        holders = ((self._opened.holder(f"{real}/{file.path}", file.inode), file.path) for file in used)
         held = next(((pid, path) for pid, path in holders if pid is not None), None)
         return "" if held is None else f"process {held[0]} has {held[1]} open"
 
@@ -348,11 +349,6 @@ def _is_ours(directory: str) -> bool:
     with suppress(OSError):
         return os.stat(directory, follow_symlinks=False).st_uid == os.geteuid()
     return False  # it went with its start
-
-
-def _is_record(path: str) -> bool:
-    """Whether a file says that a launch uses the directory above."""
-    return f"/{hold.FOLDER}/" in path and path.endswith(".json")
 
 
 def _directories_in(place: str) -> list[str]:

@@ -176,10 +176,15 @@ def _paths(doomed: Doomed) -> list[str]:
 
 
 def _holder(opened: Opened, place: str, paths: Sequence[str]) -> str | None:
-    """Which process has one of these, or something in them, open."""
+    """Which process has one of these, or something in them, open.
+
+    Records of launches do not count. Our own is younger than the look, so it may have the inode of what somebody had
+    open then and has deleted since.
+    """
     real = os.path.realpath(place)
     for path in paths:
-        inodes = [(f"{path}/{file.path}", file.inode) for file in survey(f"{place}/{path}").files]
+        files = [file for file in survey(f"{place}/{path}").files if not hold.is_record(file.path)]
+        inodes = [(f"{path}/{file.path}", file.inode) for file in files]
         with suppress(OSError):
             status = os.stat(f"{place}/{path}", follow_symlinks=False)
             inodes.append((path, (status.st_dev, status.st_ino)))
