@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from cachemgr.errors import CannotExecuteError, NoSuchCommandError
+from cachemgr.errors import CannotExecuteError, NoProcessError, NoSuchCommandError
 from cachemgr.executables import resolve
 from cachemgr.process import children
 
@@ -38,6 +38,7 @@ _FORWARDED = (
 _WATCHED = (*_FORWARDED, signal.SIGCHLD)
 _ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 _NOT_EXECUTABLE = frozenset({errno.EACCES, errno.ENOEXEC, errno.EPERM, errno.EISDIR, errno.ETXTBSY, errno.EINVAL})
+_NO_PROCESS = frozenset({errno.EAGAIN, errno.ENOMEM})
 _PR_SET_CHILD_SUBREAPER = 36
 _LINGER_STEP_SECONDS = 0.05
 
@@ -89,9 +90,10 @@ class Child:
 
         Raises:
             NoSuchCommandError, CannotExecuteError: as `resolve`, or the kernel refuses the file.
+            NoProcessError: it refuses another process.
         """
         path = resolve(argv[0], environ, cwd)
-        _become_subreaper()
+        _be_subreaper(1)
         # A parent that ignores SIGCHLD hands that down, and then the kernel keeps no exit status for us.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         replaced = [(os.POSIX_SPAWN_DUP2, fd, number) for fd, number in ((stdout, 1), (stderr, 2)) if fd is not None]
@@ -108,6 +110,9 @@ class Child:
             )
         except OSError as error:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            if error.errno in _NO_PROCESS:
+                _be_subreaper(0)
+                raise NoProcessError(f"no process for `{path}` can be started: {error.strerror}") from None
             if error.errno in _NOT_EXECUTABLE:
                 raise CannotExecuteError(f"`{path}` cannot be executed: {error.strerror}") from None
             raise NoSuchCommandError(f"`{path}` cannot be started: {error.strerror}") from None
@@ -175,10 +180,10 @@ class Child:
             os.kill(self.pid, signal.SIGCONT)
 
 
-def _become_subreaper() -> None:
+def _be_subreaper(whether: int) -> None:
     """Linux 3.4 and newer; where it is refused, orphans go to init as they always did."""
     with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, whether, 0, 0, 0)
 
 
 def _forget_the_keyboard() -> bool:

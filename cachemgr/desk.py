@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from cachemgr import threads
+from cachemgr.errors import NoThreadError
 
 DESK_VARIABLE = "CACHEMGR_DESK"
 HEARS_VARIABLE = "CACHEMGR_HEARS"
@@ -117,9 +118,13 @@ class Desk:
         return cls(name, listener, hear, of_workers=of_workers)
 
     def attend(self, fetch: Callable[[str], str]) -> None:
-        """Begin to listen."""
+        """Begin to listen. Raises NoThreadError, and is closed then."""
         self._fetch = fetch
-        threads.start(self._accept, "desk")
+        try:
+            threads.start(self._accept, "desk")
+        except NoThreadError:
+            self.close()
+            raise
 
     def hand_out(self, what: Mapping[str, object]) -> None:
         """What processes that join are told."""
@@ -169,9 +174,15 @@ class Desk:
             if _own_peer(connection) is None or self.connected >= _MOST_CONNECTIONS:
                 connection.close()
                 continue
-            with self._lock:
-                self._connected.add(connection)
-            threads.start(lambda connection=connection: self._serve(connection), "desk-client")  # type: ignore[misc]
+            self._welcome(connection)
+
+    def _welcome(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._connected.add(connection)
+        try:
+            threads.start(lambda: self._serve(connection), "desk-client")
+        except NoThreadError:
+            self._part_from(connection)
 
     def _serve(self, connection: socket.socket) -> None:
         pid = _own_peer(connection) or 0
@@ -185,9 +196,12 @@ class Desk:
         except OSError:
             pass
         finally:
-            with self._lock:
-                self._connected.discard(connection)
-            connection.close()
+            self._part_from(connection)
+
+    def _part_from(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._connected.discard(connection)
+        connection.close()
 
     def _take(self, message: Message, pid: int, connection: socket.socket) -> None:
         if message.log:

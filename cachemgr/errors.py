@@ -101,10 +101,21 @@ class DeadlineError(CacheError):
     word = "deadline"
 
 
+class NoThreadError(CacheError):
+    """The kernel gives this process no further thread, so that a store cannot be read or written."""
+
+    exit_code = 13
+    word = "no threads"
+
+
 class LaunchError(CacheError):
     """cachemgr itself failed in front of a command, and `--strict` asked not to go on without the cache."""
 
     exit_code = 125
+
+
+class NoProcessError(LaunchError):
+    """The kernel gives us no process for the command, which may still have ours."""
 
 
 class CannotExecuteError(CacheError):

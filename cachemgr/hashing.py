@@ -8,10 +8,12 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from cachemgr import digest, threads
 from cachemgr.digest import Digest
+from cachemgr.errors import NoThreadError
 
 _MOST_THREADS = 4
 _PIECES_WAITING = 2
@@ -68,8 +70,15 @@ class Hashes:
 
     def _least_busy(self) -> "_Worker":
         if not self._workers:
-            self._workers = [_Worker() for _each in range(min(_MOST_THREADS, len(os.sched_getaffinity(0))))]
+            self._start_workers(min(_MOST_THREADS, len(os.sched_getaffinity(0))))
         return min(self._workers, key=lambda worker: worker.waiting)
+
+    def _start_workers(self, count: int) -> None:
+        """One at least: the bytes wait for the digests, so a thread of its own must find them."""
+        self._workers.append(_Worker())
+        with suppress(NoThreadError):
+            while len(self._workers) < count:
+                self._workers.append(_Worker())
 
     def _raise_failure(self) -> None:
         for worker in self._workers:

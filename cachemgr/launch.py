@@ -27,6 +27,7 @@ def run(order: Order, cache: Cache, clock: Clock, listener: Listener, companion:
 
     Raises:
         NoSuchCommandError, CannotExecuteError: the command cannot be started.
+        NoProcessError: it cannot be started beside us.
         LaunchError: the cache failed and `order.strict` is set; before the command starts if it failed before.
         KeyboardInterrupt: it has a companion, so that it is one of many, and somebody told us to end.
     """

@@ -70,6 +70,7 @@ class Found(msgspec.Struct, frozen=True):
         return tuple(dict.fromkeys(doubt for each in self.captures if each.standing and (doubt := each.standing.doubt)))
 
 
+_UNREADABLE = "none of its captures can be read"
 NOTHING = Found("none", None, (), (), (), (), trees=False, reasons=())
 
 
@@ -250,7 +251,7 @@ def _nearest(candidates: Sequence[Candidate], host: Relations) -> Found:
         return NOTHING
     nearest = candidates[0]
     faults = nearest.faults(host)
-    reasons = tuple(map(str, faults))
+    reasons = tuple(map(str, faults)) or (() if nearest.comparison.differs else (_UNREADABLE,))
     return msgspec.structs.replace(_nothing_but(nearest), relations=faults, reasons=reasons)
 
 

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def side_by_side(step: Callable[[S], T], items: Sequence[S], *, threads: int) -> list[T]:
-    """What `step` returns for each item, in their order, by at most so many threads.
+    """What `step` returns for each item, in their order, by at most so many threads; by ours where there are no others.
 
     Raises:
         Exception: the first failure of a step; no further one is begun then, and those under way are left behind.
@@ -37,10 +37,12 @@ class _Work(Generic[S, T]):
 
     def done(self, threads: int) -> list[T]:
         self._running = threads
-        for number in range(threads):
-            quiet.start(self._work, f"parallel-{number}")
         try:
+            started = quiet.start_some(self._work, "parallel", threads)
+            if not started:
+                self._work()
             with self._changed:
+                self._running -= threads - max(len(started), 1)
                 self._changed.wait_for(lambda: self._failure is not None or self._running == 0)
         finally:
             self._pending.clear()  # an interrupt ends it as well

@@ -168,7 +168,10 @@ def _copy_aside(stream: Stream) -> _thread.LockType:
         finally:
             copying.release()
 
-    _thread.start_new_thread(copy, ())
+    try:
+        _thread.start_new_thread(copy, ())
+    except RuntimeError:  # there is no further thread; one stream that waits for the other would be worse than no tap
+        sys.exit(1)
     return copying
 
 

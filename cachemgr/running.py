@@ -45,12 +45,17 @@ def accompanied(pid: int, companion: Companion | None, trouble: Trouble, ready: 
         yield
         return
     under_way = UnderWay(pid, threading.Event(), ready)
-    thread = threads.start(lambda: trouble.survive("going along", None, lambda: companion(under_way)), "companion")
+
+    def go_along() -> None:
+        trouble.survive("going along", None, lambda: companion(under_way))
+
+    thread = trouble.survive("going along", None, lambda: threads.start(go_along, "companion"))
     try:
         yield
     finally:
         under_way.ended.set()
-        thread.join(_FAREWELL_SECONDS)
+        if thread is not None:
+            thread.join(_FAREWELL_SECONDS)
 
 
 class _Heard:
@@ -165,7 +170,7 @@ class Running:
             entries=self._entries_that_others_wait_for,
             capture=self._capture,
         )
-        attendant.start()
+        self._trouble.survive("attending", None, attendant.start)
         self._trouble.survive("sending", None, self._forwarding.resume)
         ended = wait()
         seconds = self._clock.monotonic() - self._start

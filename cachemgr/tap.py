@@ -41,7 +41,8 @@ from typing import Literal
 
 import msgspec
 
-from cachemgr import pump
+from cachemgr import pump, threads
+from cachemgr.errors import NoThreadError
 
 Name = Literal["stdout", "stderr"]
 
@@ -49,6 +50,7 @@ READY_SECONDS = 2.0
 """How long a pump may take to start; usually it takes 20 ms. Later the command starts untapped."""
 FILE_POLL_SECONDS = 0.04
 """How late what a command writes to a regular file may be seen. Events of the kernel would slow its writes down."""
+_NO_COMMAND = "the command did not start"
 _MESSAGE_BYTES = 1 << 17
 _UNTAKEN_BYTES = 4 << 20
 """What the kernel may keep for us when our thread is late; without privileges it grants less."""
@@ -113,7 +115,7 @@ class Tap:
 
     @property
     def unseen(self) -> dict[Name, str]:
-        """Why a stream is not seen, by its name; final once `ends` was entered."""
+        """Why a stream is not seen, by its name; final once `ends` was left."""
         return dict(self._unseen)
 
     @property
@@ -128,10 +130,10 @@ class Tap:
         try:
             yield Ends(self._end("stdout"), self._end("stderr"))
         except BaseException:
-            self._abandon()
+            self._abandon(_NO_COMMAND)
             raise
         for line in self._lines:
-            os.close(line.given)
+            line.give_away()
         if self._lines or self._files:
             self._start_thread()
 
@@ -143,7 +145,7 @@ class Tap:
         """
         self._ending.set()
         if self._thread is None:
-            self._abandon()
+            self._abandon(_NO_COMMAND)
             return True
         for line in self._lines:
             with suppress(OSError):  # the pump has ended
@@ -206,21 +208,19 @@ class Tap:
             line.close()
         self._lines.clear()
 
-    def _abandon(self) -> None:
-        """No command: the pump sees the end of its sources, and ends."""
-        self._drop_lines("the command did not start")
+    def _abandon(self, reason: str) -> None:
+        """We hear nothing. Without a command the pump sees the end of its sources, and ends."""
+        self._drop_lines(reason)
         for file in self._files:
             file.close()
         self._files.clear()
 
     def _start_thread(self) -> None:
-        self._thread = threading.Thread(target=self._listen, name="cachemgr-tap", daemon=True)
-        # The thread inherits the mask: signals are for the thread that waits for the command.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        """Where there is none to be had, the pump copies all the same, and nothing is delivered."""
         try:
-            self._thread.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            self._thread = threads.start(self._listen, "tap")
+        except NoThreadError as error:
+            self._abandon(str(error))
 
     def _listen(self) -> None:
         lines = {line.listener.fileno(): line for line in self._lines}
@@ -355,6 +355,11 @@ class _Line:
         os.close(self.source)
         self.source = -1
         self.offering.close()
+
+    def give_away(self) -> None:
+        """The command has its end."""
+        os.close(self.given)
+        self.given = -1
 
     def close(self) -> None:
         for fd in (self.given, self.source):

@@ -13,7 +13,7 @@ from cachemgr.cache import open_cache
 from cachemgr.cli import EXIT_CODES
 from cachemgr.cli.session import PASS_THROUGH, WallClock, command_argument, settings_of
 from cachemgr.cli.telling import Teller, order_of, reporter_of, sender_of
-from cachemgr.errors import CannotExecuteError
+from cachemgr.errors import CannotExecuteError, NoProcessError
 from cachemgr.executables import resolve
 from cachemgr.order import Reporter, Sender
 from cachemgr.settings import Settings
@@ -75,7 +75,14 @@ def run(
 def _launched(settings: Settings, command: tuple[str, ...], sender: Sender | None, reporter: Reporter | None) -> int:
     order = order_of(settings, command, environ=dict(os.environ), cwd=Path.cwd(), sender=sender)
     order = msgspec.structs.replace(order, reporter=reporter)
-    return launch.run(order, open_cache(settings, os.environ), WallClock(), Teller(settings.report))
+    teller = Teller(settings.report)
+    try:
+        return launch.run(order, open_cache(settings, os.environ), WallClock(), teller)
+    except NoProcessError as error:
+        if settings.strict:
+            raise
+        teller.note(f"{error}: the command gets this one, without us")
+        _become(command)
 
 
 def _become(command: tuple[str, ...]) -> NoReturn:

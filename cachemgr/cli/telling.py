@@ -133,18 +133,11 @@ def _before(event: Started) -> str:
         nothing = "" if found.untrusted else f"no artifact yet for {output.short(event.key)} · "
         return " · ".join([f"{nothing}starts cold", *_distrust(found), *event.notes])
     artifact = output.short(found.artifact)
+    differs = [f"differs in {output.differences(found.differs)}"] if found.differs else []
     if found.result == "none":
-        return " · ".join(
-            [
-                f"starts cold, nearest {artifact} differs in {output.differences(found.differs)}",
-                *found.reasons,
-                *_distrust(found),
-                *event.notes,
-            ]
-        )
-    parts = [f"{found.result} {artifact}"]
-    if found.differs:
-        parts.append(f"differs in {output.differences(found.differs)}")
+        nearest = " ".join([f"starts cold, nearest {artifact}", *differs])
+        return " · ".join([nearest, *found.reasons, *_distrust(found), *event.notes])
+    parts = [f"{found.result} {artifact}", *differs]
     parts.append(_restored(event))
     if found.where != "local":
         parts.append(f"from the {found.where}")

@@ -266,5 +266,6 @@ def require_exact(entry: Entry, key: Key, found: Found) -> Baking:
     if found.result == "exact":
         return Baking(entry, key, found)
     differs = ", ".join(map(str, found.differs[:_MOST]))
-    nearest = f"; the nearest, {found.artifact[:12]}, differs in {differs}" if found.artifact else ""
+    why = f", differs in {differs}" if differs else f": {'; '.join(found.reasons)}"
+    nearest = f"; the nearest, {found.artifact[:12]}{why}" if found.artifact else ""
     raise NotFoundError(f"no artifact {key[:12]} for entry `{entry.name}`{nearest}")
