@@ -22,6 +22,8 @@ from report import Part, Report
 
 from tests.machines import wait_for
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parent.parent
 COMMITTED = ROOT / "benchmarks" / "report"
 MEASURED_ANYWHERE = {"startup", "layers", "growth"}

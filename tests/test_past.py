@@ -24,6 +24,8 @@ from tests.machines import Machine
 from tests.test_capture import launch_named
 from tests.test_catalogue import launch_names, stocked
 
+pytestmark = pytest.mark.full
+
 BEFORE = "2026-01-05"
 WAYS: tuple[By | None, ...] = (None, "model", "gpu", "day")
 

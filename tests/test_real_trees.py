@@ -30,7 +30,7 @@ from tests.trees import (
 
 TREES = os.environ.get("CACHEMGR_TEST_TREES", "")
 
-pytestmark = pytest.mark.skipif(not TREES, reason="CACHEMGR_TEST_TREES names no directory")
+pytestmark = [pytest.mark.full, pytest.mark.skipif(not TREES, reason="CACHEMGR_TEST_TREES names no directory")]
 
 PLACES: dict[str, dict[str, str]] = {
     "vllm026-default": {

@@ -15,6 +15,8 @@ from tests.s3_faults import FaultyServer
 from tests.s3_server import S3Server
 from tests.trees import FACTORS, build, draft, publish_trees
 
+pytestmark = pytest.mark.full
+
 KEY = derive(FACTORS)
 
 

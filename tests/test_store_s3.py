@@ -10,6 +10,8 @@ from cachemgr.store.s3 import S3Store
 from tests.s3_server import S3Server
 from tests.store_contract import StoreContract
 
+pytestmark = pytest.mark.full
+
 LIMIT = 1 << 20
 
 
