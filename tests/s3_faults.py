@@ -190,9 +190,9 @@ def error(status: int, code: str, more: str = "", **headers: str) -> Fault:
     return fault
 
 
-def page(handler: Handler) -> None:
-    """What a captive portal or a wrong port answers."""
-    handler.reply(Answer(200, [("Content-Type", "text/html")], b"<html><body>Welcome</body></html>"))
+def page(handler: Handler, status: int = 200) -> None:
+    """What a captive portal, a wrong port or a proxy answers."""
+    handler.reply(Answer(status, [("Content-Type", "text/html")], b"<html><body>Welcome</body></html>"))
 
 
 def truncated(handler: Handler) -> None:

@@ -169,7 +169,12 @@ def test_a_caller_in_a_hurry_does_not_wait_for_a_slow_program(tmp_path: Path, ho
 def test_a_profile_that_is_not_there(tmp_path: Path) -> None:
     told = failure(lambda: store_at("http://127.0.0.1:1", tmp_path, profile="missing").has("a"))
     assert told.word == "no credentials"
-    assert "ProfileNotFound" in str(told)
+    assert "(missing)" in str(told)
+
+
+def test_a_configuration_that_is_none_is_named(tmp_path: Path, home: Path) -> None:
+    (home / "config").write_text("[default\n")
+    assert f"{home}/config" in str(without_credentials(tmp_path))
 
 
 def test_credentials_that_come_late_are_found(
@@ -180,6 +185,28 @@ def test_credentials_that_come_late_are_found(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "late")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     assert store.has("a") is False
+
+
+@pytest.mark.parametrize("code", ["ExpiredToken", "InvalidAccessKeyId"])
+def test_credentials_that_are_renewed_are_found(
+    tmp_path: Path, home: Path, bucket_server: FaultyServer, code: str
+) -> None:
+    def give(name: str) -> None:
+        (home / "credentials").write_text(f"[default]\naws_access_key_id={name}\naws_secret_access_key=secret\n")
+
+    give("OLD")
+    store = store_at(bucket_server.endpoint, tmp_path)
+    assert store.has("a") is False
+    bucket_server.clear()
+    bucket_server.fail("LIST", s3_faults.error(400, code), times=1)
+    bucket_server.fail("LIST", listing())
+    give("NEW")
+    assert store.has("a") is False
+    assert signer(bucket_server) == "NEW"
+    bucket_server.clear()
+    bucket_server.fail("LIST", s3_faults.error(400, code))
+    assert failure(lambda: store.has("a")).word in ("expired", "denied")
+    assert len(bucket_server.asked) == 2, "once more with what may be new, and no more"
 
 
 @pytest.fixture
@@ -209,6 +236,37 @@ def test_a_name_that_cannot_be_resolved(tmp_path: Path) -> None:
 def test_a_port_that_nobody_listens_on(tmp_path: Path) -> None:
     told = failure(lambda: store_at(f"http://127.0.0.1:{free_ports(1)[0]}", tmp_path).has("a"))
     assert told.word == "unreachable"
+
+
+@pytest.mark.usefixtures("known")
+@pytest.mark.parametrize(
+    ("variables", "scheme", "word", "hint"),
+    [
+        ({"HTTP_PROXY": "http://127.0.0.1:1"}, "http", "unreachable", "NO_PROXY"),
+        ({"HTTPS_PROXY": "http://127.0.0.1:1"}, "https", "unreachable", "NO_PROXY"),
+        ({"HTTP_PROXY": "no:::proxy"}, "http", "misconfigured", "HTTP_PROXY"),
+        ({"AWS_ACCESS_KEY_ID": "key\n"}, "http", "misconfigured", "line break in AWS_ACCESS_KEY_ID"),
+        ({"AWS_SESSION_TOKEN": "to\nken"}, "http", "misconfigured", "line break in AWS_ACCESS_KEY_ID"),
+        ({}, "https", "tls", "scheme and port of `mirror_endpoint`"),
+        ({"AWS_CA_BUNDLE": "/nonexistent"}, "https", "tls", "AWS_CA_BUNDLE where it is set"),
+    ],
+)
+def test_what_stands_in_the_environment_is_named_and_no_secret(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    bucket_server: FaultyServer,
+    variables: dict[str, str],
+    scheme: str,
+    word: str,
+    hint: str,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    told = failure(lambda: store_at(bucket_server.endpoint.replace("http", scheme), tmp_path).has("a"))
+    assert told.word == word
+    assert hint in (told.hint or "")
+    assert not any(value.strip() in str(told) for value in variables.values())
+    assert bucket_server.asked == []
 
 
 @pytest.mark.usefixtures("known")
@@ -299,7 +357,10 @@ def test_anything_else_is_refused(url: str) -> None:
     assert "s3://BUCKET" in (caught.value.hint or "")
 
 
-@pytest.mark.parametrize("url", ["minio:9000", "http://", "ftp://host", "https://host?x=1"])
+@pytest.mark.parametrize(
+    "url",
+    ["minio:9000", "http://", "ftp://host", "https://host?x=1", "http://[::1", "http://host:99999", "http://host:port"],
+)
 def test_an_endpoint_is_a_server(url: str) -> None:
     with pytest.raises(UsageError):
         check_endpoint(url)

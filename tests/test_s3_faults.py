@@ -1,6 +1,7 @@
 """What a bucket, its server and the network before it can do to us: told apart, bounded, and never an absent object."""
 
 import io
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -110,6 +111,9 @@ def test_every_failure_has_its_word_whatever_is_asked(
         (error(400, "RequestTimeout"), "stalled"),
         (error(400, "TokenRefreshRequired"), "expired"),
         (error(307, "TemporaryRedirect", Location="http://127.0.0.1:1/"), "wrong region"),
+        (partial(s3_faults.page, status=403), "denied"),
+        (partial(s3_faults.page, status=407), "refused"),
+        (partial(s3_faults.page, status=502), "server error"),
     ],
 )
 def test_other_codes_have_the_same_words(store: S3Store, server: FaultyServer, fault: Fault, word: str) -> None:
@@ -132,6 +136,38 @@ def test_bodies_that_lie_are_not_taken(store: S3Store, server: FaultyServer, fau
     assert failure(lambda: store.read("a", limit=LIMIT)).word == word
     assert failure(lambda: store.open("a")).word == word
     assert failure(lambda: store.slice("a", 2, 3)).word == word
+
+
+@pytest.mark.parametrize("status", [301, 302, 403, 407])
+def test_a_page_with_an_error_is_said_to_be_no_answer_of_s3(store: S3Store, server: FaultyServer, status: int) -> None:
+    for request, ask in operations(store).items():
+        server.clear()
+        server.fail(request.strip(), partial(s3_faults.page, status=status))
+        told = failure(ask)
+        assert f"({status})" in str(told)
+        assert told.hint == "what answered is no S3 server: check `mirror_endpoint`, and HTTPS_PROXY where it is set"
+
+
+@pytest.mark.parametrize(
+    ("found", "instead"),
+    [
+        (rb"<Size>.*?</Size>", b""),
+        (rb"<Size>.*?</Size>", b"<Size>many</Size>"),
+        (rb"<Key>.*?</Key>", b""),
+        (rb"<LastModified>.*?</LastModified>", b""),
+        (rb"<LastModified>.*?</LastModified>", b"<LastModified>lately</LastModified>"),
+    ],
+)
+def test_a_listing_without_what_is_listed_is_none(
+    store: S3Store, server: FaultyServer, found: bytes, instead: bytes
+) -> None:
+    def other(handler: s3_faults.Handler) -> None:
+        answer = handler.forwarded()
+        handler.reply(s3_faults.Answer(answer.status, answer.headers, re.sub(found, instead, answer.body)))
+
+    server.fail("LIST", other)
+    assert failure(lambda: list(store.scan(""))).word == "garbled"
+    assert failure(lambda: store.has("a")).word == "garbled"
 
 
 @pytest.mark.parametrize("fault", [s3_faults.truncated, s3_faults.page])

@@ -15,6 +15,7 @@ from cachemgr.store.s3.pieces import Piece
 
 _RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 _ERROR_BODY = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<Error>.*?<Code>([A-Za-z0-9._-]{1,60})</Code>", re.DOTALL)
+_LISTED = frozenset({"Key", "Size", "LastModified"})
 _NOTHING_THERE = frozenset({"InvalidRange", "416"})
 """The range begins at the end of the object or behind it; every range of an empty object does."""
 
@@ -42,7 +43,7 @@ def get(client: Client, start: int, size: int, **place: object) -> Piece:
 def page(client: Client, **request: object) -> Listing:
     """A page of a listing. Raises as `get`."""
     answer = client.list_objects_v2(**request)
-    if "IsTruncated" not in answer:
+    if "IsTruncated" not in answer or not all(each.keys() >= _LISTED for each in answer.get("Contents", [])):
         raise GarbledAnswerError("no listing")
     return answer
 

@@ -12,6 +12,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 """Bucket names by the rules of general purpose buckets (S3 user guide, "Bucket naming rules")."""
 
 _SHAPE = "s3://BUCKET or s3://BUCKET/PREFIX"
+_ENDPOINT = "write https://HOST or http://HOST:PORT"
 
 
 class Bucket(msgspec.Struct, frozen=True):
@@ -59,9 +60,13 @@ def check_endpoint(url: str) -> str:
     Raises:
         UsageError: it is no URL of a server, or it has a password in it.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise UsageError(f"`{url}` is no endpoint", hint="write https://HOST or http://HOST:PORT")
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets without an address in them, or a port that is none
+        raise UsageError("`mirror_endpoint` is no URL of a server", hint=_ENDPOINT) from None
+    if not usable or parts.query or parts.fragment:
+        raise UsageError(f"`{url}` is no endpoint", hint=_ENDPOINT)
     if parts.username is not None or parts.password is not None:
         raise UsageError(
             f"the endpoint at {parts.hostname} has a user name in it",

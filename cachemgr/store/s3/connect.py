@@ -207,6 +207,7 @@ def _unauthenticated(bucket: Bucket, scoped: Mapping[str, object], reason: str) 
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
-    if isinstance(error, DeadlineError):
+    # These name what a person wrote, and no secret.
+    if isinstance(error, DeadlineError) or type(error).__name__ in ("ProfileNotFound", "ConfigParseError"):
         return str(error)
     return code_of(error) or type(error).__name__

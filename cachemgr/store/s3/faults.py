@@ -6,6 +6,7 @@ server never reach a person, only its error code does: they are long, foreign, a
 
 import re
 import socket
+import ssl
 from collections.abc import Iterator
 
 import msgspec
@@ -41,6 +42,10 @@ class ErrorBodyError(Exception):
 
 
 _UNREACHABLE = "check `mirror_endpoint` and the network, or set `offline = true`"
+_PROXY = "check HTTPS_PROXY and HTTP_PROXY, or name the server in NO_PROXY"
+_UNSENDABLE = "look for a line break in AWS_ACCESS_KEY_ID or AWS_SESSION_TOKEN, and at HTTPS_PROXY and HTTP_PROXY"
+_NO_TLS = "check scheme and port of `mirror_endpoint`, and AWS_CA_BUNDLE where it is set"
+_NOT_S3 = "what answered is no S3 server: check `mirror_endpoint`, and HTTPS_PROXY where it is set"
 
 FAULTS = {
     fault.word: fault
@@ -138,6 +143,8 @@ _EXCEPTIONS = {
     "ShortAnswerError": "truncated",
     "ResponseParserError": "garbled",
     "GarbledAnswerError": "garbled",
+    "KeyError": "garbled",  # what botocore makes of an entry without a name
+    "ValueError": "garbled",  # and of a size or a time that is none
     "BotoCoreError": "misconfigured",
 }
 """Exceptions by the name of their class or of one above it, so that this module does not load the client. The last one
@@ -149,8 +156,16 @@ _PLAIN_CODE = re.compile(r"[A-Za-z0-9._-]{1,60}")
 
 
 def code_of(error: BaseException) -> str:
-    """The error code of an answer, as `NoSuchKey` or `404`; empty when the server did not answer."""
-    return _detail(error, "Error").get("Code", "")
+    """The error code of an answer, as `NoSuchKey`; its status, as `404`, where it has none, as a page of a proxy that
+    happens to be XML; empty when the server did not answer."""
+    code = _detail(error, "Error").get("Code", "")
+    return code or (str(status) if (status := _status(error)) else "")
+
+
+def for_want_of_new_credentials(error: BaseException) -> bool:
+    """Whether the request may do with credentials that are asked for again: these had their time, or are withdrawn."""
+    code = code_of(error)
+    return _CODES.get(code) == "expired" or code == "InvalidAccessKeyId"
 
 
 def fault_of(error: BaseException) -> Fault | None:
@@ -160,12 +175,22 @@ def fault_of(error: BaseException) -> Fault | None:
     code = code_of(error)
     if code:
         return FAULTS[_CODES.get(code) or _STATUSES.get(_status(error)) or _of_status(_status(error))]
-    for each in _chain(error):
-        if isinstance(each, socket.gaierror) or type(each).__name__ == "NameResolutionError":
-            return FAULTS["unresolved"]
-    names = (base.__name__ for base in type(error).__mro__)
-    found = next((_EXCEPTIONS[name] for name in names if name in _EXCEPTIONS), None)
-    return None if found is None else FAULTS[found]
+    return _unanswered(error)
+
+
+def _unanswered(error: BaseException) -> Fault | None:
+    inner = list(_chain(error))
+    names = [base.__name__ for base in type(error).__mro__]
+    found = FAULTS.get(next((_EXCEPTIONS[name] for name in names if name in _EXCEPTIONS), ""))
+    if found is not None and "ProxyConnectionError" in names:
+        return msgspec.structs.replace(found, says="the proxy cannot be reached, or lets nobody through", hint=_PROXY)
+    if any(isinstance(each, socket.gaierror) or type(each).__name__ == "NameResolutionError" for each in inner):
+        return FAULTS["unresolved"]
+    if "HTTPClientError" in names and any(isinstance(each, ValueError) for each in inner):
+        return msgspec.structs.replace(FAULTS["misconfigured"], hint=_UNSENDABLE)
+    if "SSLError" in names and not any(isinstance(each, ssl.SSLCertVerificationError) for each in inner):
+        return msgspec.structs.replace(FAULTS["tls"], says="no TLS connection can be made", hint=_NO_TLS)
+    return found
 
 
 def told(fault: Fault, verb: str, name: str, bucket: Bucket, error: BaseException) -> MirrorError:
@@ -177,7 +202,7 @@ def told(fault: Fault, verb: str, name: str, bucket: Bucket, error: BaseExceptio
     said = f"cannot {verb} `{name}` in {bucket}: {reason}"
     if fault.word == "denied":
         allow = f"allow {_ACTIONS.get(verb, 's3:DeleteObject')} below {bucket} for these credentials"
-        hint = "check the access key and its secret" if code in _UNKNOWN_KEY else allow
+        hint = "check the access key and its secret" if code in _UNKNOWN_KEY else _NOT_S3 if code.isdigit() else allow
         return MirrorDeniedError(said, word=fault.word, hint=hint)
     return MirrorError(said, word=fault.word, hint=_hint(fault, error))
 
@@ -186,6 +211,8 @@ def _hint(fault: Fault, error: BaseException) -> str | None:
     region = _detail(error, "Error").get("Region", "") or _detail(error, "Headers").get("x-amz-bucket-region", "")
     if fault.word == "wrong region" and _PLAIN_CODE.fullmatch(region):
         return f'set `mirror_region = "{region}"`'
+    if fault.word in ("refused", "wrong region") and code_of(error).isdigit():
+        return _NOT_S3
     return fault.hint or None
 
 

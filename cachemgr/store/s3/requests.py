@@ -37,6 +37,7 @@ class Link:
         """Whether the server creates objects conditionally; None while that is unknown."""
         self._lock = threading.Lock()
         self._client: Client | None = None
+        self._made = 0.0
 
     def client(self) -> Client:
         """The client.
@@ -46,8 +47,17 @@ class Link:
         """
         with self._lock:
             if self._client is None:
-                self._client = connect(self.bucket)
+                self._client, self._made = connect(self.bucket), time.monotonic()
             return self._client
+
+    def renewed(self, begun: float) -> bool:
+        """Let the next request ask for credentials again: botocore reads a file of them once, and what runs for long
+        outlives them. Whether that helps: not where the client was made after `begun` (`time.monotonic()`)."""
+        with self._lock:
+            old = self._made < begun
+            if old:
+                self._client = None
+            return old
 
 
 class Answered(Exception):  # noqa: N818 - an answer and no error: the caller expects it
@@ -91,7 +101,7 @@ class Requests:
         seconds = _ATTEMPT_SECONDS + size / _SLOWEST
         failed: Counter[str] = Counter()
         for attempt in itertools.count(1):
-            left = self._left(verb, name)
+            left, begun = self._left(verb, name), time.monotonic()
             try:
                 return within(min(seconds, left), f"to {verb} `{name}`", lambda: step(self.link.client()))
             except Exception as error:  # noqa: BLE001 - botocore's, urllib3's and those of sockets
@@ -105,6 +115,8 @@ class Requests:
                 raise failure
             failed[fault.word] += 1  # a throttled request that is cut short once is still a throttled one
             over = failed[fault.word] >= fault.attempts or attempt >= _MOST_ATTEMPTS
+            if over and attempt < _MOST_ATTEMPTS and faults.for_want_of_new_credentials(failure):
+                over = not self.link.renewed(begun)
             if over or not self._paused(attempt):
                 raise faults.told(fault, verb, name, self.bucket, failure)
         raise AssertionError  # counting has no end
