@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import msgspec
 
 from cachemgr.digest import Digest
-from cachemgr.errors import NotFoundError
+from cachemgr.errors import CacheError, CorruptError, DeniedError, NotFoundError
 from cachemgr.key import Key
 from cachemgr.oci.documents import Descriptor
 from cachemgr.oci.image import Image, compose
@@ -66,13 +66,29 @@ class Export:
     def plan(self, keys: Collection[Key]) -> Plan:
         """What has to be written so that the target has these artifacts.
 
+        One that cannot be exported keeps no other one here; it is among the `damaged`.
+
         Raises:
-            NotFoundError: one of them has no capture that can be used, or a layer is not there.
+            NotFoundError: none of them has a capture that can be used, with its layers.
             CorruptError, UsageError: as `cachemgr.oci.image.compose`.
             StoreError: the store cannot be read, or the target not be asked.
         """
         damaged: list[Damaged] = []
-        images = [self._composed(key, damaged) for key in sorted(set(keys))]
+        images: list[Image] = []
+        failures: list[CacheError] = []
+        for key in sorted(set(keys)):
+            own: list[Damaged] = []
+            try:
+                images.append(self._composed(key, own))
+                damaged += own
+            except NotFoundError as error:
+                failures.append(error)
+                damaged.append(Damaged(key, layout.artifact_prefix(key), str(error), "absent"))
+            except (CorruptError, DeniedError) as error:
+                failures.append(error)
+                damaged.append(Damaged.of(key, layout.artifact_prefix(key), error))
+        if failures and not images:
+            raise failures[0]
         self._images = {image.digest: image for image in images}
         known: set[Digest] = set()
         skipped: dict[Digest, int] = {}
@@ -121,7 +137,8 @@ class Export:
         for layer in image.layers:
             if not self._source.has(layout.layer_name(layer.digest)):
                 raise NotFoundError(
-                    f"{key} cannot be exported: layer {layer.digest} is not there", hint="cachemgr pull"
+                    f"{key} cannot be exported: layer {layer.digest} is not there",
+                    hint="cachemgr pull, or cachemgr verify --repair",
                 )
         return image
 

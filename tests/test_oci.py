@@ -285,6 +285,16 @@ def test_a_missing_layer_is_named_before_anything_is_written(source: LocalStore,
     assert not (tmp_path / "layout").exists()
 
 
+def test_one_artifact_that_cannot_be_exported_keeps_no_other_one(source: LocalStore, tmp_path: Path) -> None:
+    (capture,) = captures(source, OTHER_KEY, [])
+    broken = layout.manifest_name(OTHER_KEY, capture.digest)
+    source.delete(broken)
+    source.put(broken, b"torn")
+    plan = Export(source, Directory(tmp_path / "layout"), judge=unasked).plan([OTHER_KEY, KEY])
+    assert [each.key for each in plan.images] == [KEY]
+    assert ["no capture that can be exported" in each.reason for each in plan.damaged] == [True]
+
+
 def test_a_disk_that_is_full_leaves_no_tar_file(source: LocalStore, tmp_path: Path, small_disk: Any) -> None:
     place = small_disk(64 << 10) / "all.tar"
     with pytest.raises(StoreError, match="No space left"):

@@ -1,5 +1,6 @@
 """The directory store: the contract, and what a directory can suffer from."""
 
+import errno
 import os
 import shutil
 import signal
@@ -302,7 +303,8 @@ def test_a_symbolic_link_is_no_object(tmp_path: Path, store: Store) -> None:
     with pytest.raises(CacheError):
         store.read("a/link", limit=LIMIT)
     assert [entry.name for entry in store.scan("a/")] == ["a/real"]
-    assert store.put("a/link", b"x") is False
+    with pytest.raises(StoreError, match="something that is no file is in the way"):
+        store.put("a/link", b"x")
     assert (outside / "secret").read_bytes() == b"secret"
     assert store.delete("a/link") is True
     assert (outside / "secret").exists()
@@ -326,6 +328,38 @@ def test_a_pipe_in_the_place_of_an_object_does_not_make_us_wait(store: Store) ->
     assert not thread.is_alive()
     assert len(failures) == 1
     assert [entry.name for entry in store.scan("")] == ["a/real"]
+
+
+@pytest.mark.parametrize("kind", ["directory", "full directory", "pipe", "dangling link"])
+@pytest.mark.parametrize("links", [True, False])
+def test_what_is_no_file_is_no_object_that_somebody_wrote_before(
+    store: Store, monkeypatch: pytest.MonkeyPatch, kind: str, links: bool
+) -> None:
+    place = Path(str(store)) / "a/b"
+    place.parent.mkdir(parents=True)
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "dangling link":
+        place.symlink_to("nowhere")
+    else:
+        place.mkdir()
+        (place / "c" if kind == "full directory" else place.parent / "c").touch()
+    if not links:
+        monkeypatch.setattr(os, "link", _refused)
+    with pytest.raises(StoreError, match="something that is no file is in the way") as raised:
+        store.put("a/b", b"1")
+    assert raised.value.hint == f"remove {place}"
+    assert store.has("a/b") is False
+    if "directory" in kind:
+        with pytest.raises(StoreError, match="something that is no file is in the way"):
+            store.delete("a/b")
+    else:
+        assert store.delete("a/b")
+        assert store.put("a/b", b"1")
+
+
+def _refused(*_given: object, **_options: object) -> None:
+    raise PermissionError(errno.EPERM, "no links here")
 
 
 def test_deleting_the_last_object_removes_its_directories_and_no_more(store: Store) -> None:

@@ -64,10 +64,18 @@ def cut(store: Store, name: str) -> None:
     write(store, name, store.read(name, limit=1 << 20)[:-7])
 
 
+def linked(store: Store, name: str) -> None:
+    """As a tool leaves it that keeps equal files once."""
+    path = Path(str(store)) / name
+    path.rename(path.with_name("kept"))
+    path.symlink_to("kept")
+
+
 SHELF: dict[str, tuple[Callable[[Store], object], str, int]] = {
     # what somebody did to it, what is said, how many captures the repair gives up
     "whole": (lambda store: None, "", 0),
     "a layer is missing": (lambda store: store.delete(layer_of(store, "other")), "is missing, and capture", 1),
+    "a layer is a link": (lambda store: linked(store, layer_of(store, "other")), "is missing, and capture", 1),
     "a layer is cut": (lambda store: cut(store, layer_of(store, "other")), "bytes and not", 1),
     "a layer is empty": (lambda store: write(store, layer_of(store, "other"), b""), "has 0 bytes", 1),
     "a bit of a layer is another": (lambda store: flip(store, layer_of(store, "other")), "is damaged", 1),

@@ -355,8 +355,15 @@ def quarantined(store: Store, host: str) -> frozenset[Digest]:
 
 
 def discard_damaged(store: Store, layer: Digest) -> bool:
-    """Remove a layer whose bytes are not those of its name, so that the next publish can write it. Whether it was."""
+    """Remove a layer whose bytes are not those of its name, or what is there in its place and no object, as a link, so
+    that the next publish can write it. Whether it was.
+
+    Raises:
+        StoreError: it cannot be removed, as a directory.
+    """
     name = layout.layer_name(layer)
+    if not store.has(name):
+        return store.delete(name)
     running = digest.hasher()
     try:
         with store.open(name) as stream:

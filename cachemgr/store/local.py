@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 from cachemgr import beneath
 from cachemgr.bounded import Begun
@@ -128,6 +128,8 @@ class LocalStore:
                 os.unlink(base, dir_fd=directory)
         except (FileNotFoundError, NotADirectoryError):
             return False
+        except IsADirectoryError:
+            raise self._failed("delete", name, _in_the_way()) from None
         except OSError as error:
             raise self._failed("delete", name, error) from None
         self._tidy(name.rpartition("/")[0])
@@ -230,6 +232,8 @@ class LocalStore:
             kind = DeniedError if verb == "read" else StoreError
             return kind(f"cannot {verb} `{name}` in {self}: a symbolic link is in the way", hint="remove the link")
         said = f"cannot {verb} `{name}` in {self}: {error.strerror or error}"
+        if error.errno == errno.EEXIST:
+            return StoreError(said, hint=f"remove {self._root / name}")
         if error.errno in (errno.EACCES, errno.EPERM) and verb in ("read", "list"):
             return DeniedError(said, hint=f"make {self._root} readable for this user")
         return StoreError(said, hint=_hint(error, self._root))
@@ -301,15 +305,26 @@ def _named(path: Path, directory: int, base: str) -> bool:
     try:
         os.link(path, base, dst_dir_fd=directory, follow_symlinks=False)
     except FileExistsError:
-        return False
+        return _is_taken(base, directory)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
         # Names are digests or launch ids, so the worst a lost race costs is equal bytes over equal bytes.
         if beneath.there(base, directory):
-            return False
+            return _is_taken(base, directory)
         os.rename(path, base, dst_dir_fd=directory)
     return True
+
+
+def _is_taken(base: str, directory: int) -> Literal[False]:
+    """By an object: to those who publish, what is no file (a directory, a pipe, a link) must not count as theirs."""
+    if not stat.S_ISREG(os.stat(base, dir_fd=directory, follow_symlinks=False).st_mode):
+        raise _in_the_way()
+    return False
+
+
+def _in_the_way() -> OSError:
+    return FileExistsError(errno.EEXIST, "something that is no file is in the way")
 
 
 def _flush(path: str | Path, *, mode: int | None = None, directory: int | None = None) -> None:
