@@ -38,7 +38,7 @@ def postgres() -> Iterator[str]:
         warnings.simplefilter("ignore")  # it asks for directories of a desktop
         server: Any = pgserver.get_server(f"{place}/data", cleanup_mode="stop")
         # Nothing of it must survive a power cut.
-        _run(server.get_uri(), *(f"ALTER SYSTEM SET {name} = off" for name in _DURABLE), "SELECT pg_reload_conf()")
+        run(server.get_uri(), *(f"ALTER SYSTEM SET {name} = off" for name in _DURABLE), "SELECT pg_reload_conf()")
         yield server.get_uri()
         server.cleanup()
 
@@ -46,7 +46,8 @@ def postgres() -> Iterator[str]:
 _DURABLE = ("fsync", "full_page_writes", "synchronous_commit")
 
 
-def _run(server: str, *statements: str) -> None:
+def run(server: str, *statements: str) -> None:
+    """Do what these statements say, each by itself."""
     url = make_url(server).set(drivername="postgresql+psycopg")
     engine = create_engine(url, isolation_level="AUTOCOMMIT", pool_size=1)
     with engine.connect() as connection:
@@ -55,10 +56,10 @@ def _run(server: str, *statements: str) -> None:
     engine.dispose()
 
 
-def made(server: str) -> str:
+def made(server: str, options: str = "") -> str:
     """The URL of a new database on a server."""
     name = f"test_{uuid.uuid4().hex}"
-    _run(server, f"CREATE DATABASE {name}")
+    run(server, f"CREATE DATABASE {name} {options}")
     return make_url(server).set(database=name).render_as_string(hide_password=False)
 
 

@@ -9,10 +9,11 @@ from unittest.mock import patch
 
 import pytest
 from click.testing import CliRunner
+from sqlalchemy import make_url
 
 from cachemgr.cli import cli, output
 from cachemgr.store.local import LocalStore
-from tests.databases import made
+from tests.databases import made, run
 from tests.engines import Engines
 from tests.machines import Fleet, Machine, launches_in
 from tests.test_cli import on_a_terminal
@@ -316,6 +317,44 @@ def test_a_server_that_does_not_answer_stops_no_start_and_no_list(fleet: Fleet) 
     wrong = machine.cachemgr("ls", code=2, CACHEMGR_DATABASE_URL="mysql://user:hunter2@host/x")
     assert "hunter2" not in f"{done.stderr}{shown}{wrong.stderr}"
     assert "must be a URL: postgresql://" in wrong.stderr
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+def test_a_database_of_any_encoding_is_used_or_named(fleet: Fleet, postgres: str, encoding: str) -> None:
+    url = made(postgres, f"ENCODING '{encoding}' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'")
+    machine = fleet.machine("one", CACHEMGR_DATABASE_URL=url)
+    started(fleet, machine, "f")
+    assert machine.json("stats")["total"]["starts"] == 1
+    (path,) = machine.store.glob("launches/*/*.json")
+    record = {**json.loads(path.read_text()), "launch": "20260101T000000-0123456789", "model": "模型"}
+    path.with_name(f"{record['launch']}.json").write_text(json.dumps(record))
+    if encoding == "SQL_ASCII":
+        assert machine.json("stats")["total"]["starts"] == 2
+    else:
+        assert machine.cachemgr("stats", code=13).stderr.endswith("hint: make its database with ENCODING 'UTF8'\n")
+        assert machine.cachemgr("ls").stderr.endswith("everything is read from the store\n")
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("ALTER TABLE launch DROP COLUMN verdict", "column launch.verdict does not exist"),
+        ("ALTER DATABASE {} SET default_transaction_read_only = on", "in a read-only transaction"),
+    ],
+)
+def test_doctor_finds_what_other_commands_send_there_for(
+    fleet: Fleet, postgres: str, statement: str, said: str
+) -> None:
+    url = made(postgres)
+    machine = fleet.machine("one", CACHEMGR_DATABASE_URL=url)
+    started(fleet, machine, "f")
+    machine.cachemgr("reindex")
+    run(url, statement.format(make_url(url).database))
+    failed = machine.cachemgr("reindex", code=13).stderr
+    assert failed.endswith("hint: cachemgr doctor\n")
+    assert "LINE" not in failed
+    examined = machine.cachemgr("doctor", code=1).stdout
+    assert said in " ".join(examined.split())
 
 
 def test_a_fleet_has_one_catalogue(fleet: Fleet, postgres: str) -> None:

@@ -7,12 +7,13 @@ cannot be made up.
 """
 
 import os
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy import URL, Connection, Engine, create_engine, event, false, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
@@ -33,6 +34,10 @@ _STATEMENT_SECONDS = 60
 _ATTEMPTS = 5
 _COLLIDED = frozenset({"40001", "40P01"})
 """SQLSTATE of transactions that PostgreSQL ended for the sake of others: serialization, deadlock."""
+_QUOTED = re.compile(r"\n(?:LINE|CONTEXT)\b")
+"""Where PostgreSQL begins to quote the statement."""
+_UNKNOWN_LETTER = "22P05"
+"""SQLSTATE of a text that the encoding of the database has no letters for."""
 _DAMAGED = frozenset({11, 26})
 """SQLITE_CORRUPT and SQLITE_NOTADB. Python tells codes from 3.11 on; before that there are only words."""
 
@@ -57,6 +62,10 @@ class Catalogue:
         """What `work` returns, all of whose changes are there afterwards or none. It may run several times."""
         return self._run(work, writes=True)
 
+    def check(self) -> None:
+        """Raises DatabaseError where it lacks a table or a column, or may not be written."""
+        self.write(_touched)
+
     def close(self) -> None:
         """Give connections back."""
         self.engine.dispose()
@@ -78,6 +87,12 @@ class Catalogue:
             return connection
         # Else each statement of a transaction sees what others have committed before it.
         return connection.execution_options(isolation_level="REPEATABLE READ")
+
+
+def _touched(connection: Connection) -> None:
+    for table in metadata.sorted_tables:
+        connection.execute(table.select().where(false()))
+        connection.execute(table.delete().where(false()))
 
 
 class DamagedError(DatabaseError):
@@ -268,7 +283,13 @@ def _on_server(url: URL) -> Catalogue:
     name = URL.create("postgresql", host=url.host, port=url.port, database=url.database).render_as_string()
     # A pooler between us and the server (PgBouncer) may give each transaction another session: it takes no options of a
     # session, and finds no statement there that was prepared in another one.
-    arguments = {"connect_timeout": _CONNECT_SECONDS, "application_name": "cachemgr", "prepare_threshold": None}
+    # The encoding of a database is another question: one in SQL_ASCII answers in bytes to who does not name any.
+    arguments = {
+        "connect_timeout": _CONNECT_SECONDS,
+        "application_name": "cachemgr",
+        "client_encoding": "utf8",
+        "prepare_threshold": None,
+    }
     try:
         engine = _engine(url, connect_args=arguments)
     except (ImportError, NoSuchModuleError):
@@ -339,8 +360,10 @@ def _bound(connection: Connection) -> None:
 def _told(name: str, error: SQLAlchemyError) -> DatabaseError:
     """An error in one sentence, without its statement."""
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
-    said = without_secrets(" ".join(str(cause).split())) or type(error).__name__
+    sentence = _QUOTED.split(str(cause))[0]
+    said = without_secrets(" ".join(sentence.split())) or type(error).__name__
     code = getattr(cause, "sqlite_errorcode", None)
     if (code is not None and code & 0xFF in _DAMAGED) or "malformed" in said or "not a database" in said:
         return DamagedError(f"the catalogue {name} is damaged: {said}", hint="cachemgr reindex")
-    return DatabaseError(f"the catalogue {name} cannot be used: {said}", hint="cachemgr doctor")
+    hint = "make its database with ENCODING 'UTF8'" if getattr(cause, "sqlstate", "") == _UNKNOWN_LETTER else None
+    return DatabaseError(f"the catalogue {name} cannot be used: {said}", hint=hint or "cachemgr doctor")
