@@ -379,6 +379,15 @@ def test_what_nfs_leaves_behind_is_not_listed(store: Store) -> None:
     assert [entry.name for entry in store.scan("")] == ["a/1"]
 
 
+def test_what_cannot_be_the_name_of_an_object_is_not_listed(store: Store) -> None:
+    store.put("a/1", b"")
+    for name in (b"a line\n", b"\xff", b"\x1b[31m", b"back\\slash"):
+        (Path(str(store)) / "a" / os.fsdecode(name)).write_bytes(b"")
+        (Path(str(store)) / os.fsdecode(name)).mkdir()
+        (Path(str(store)) / os.fsdecode(name) / "1").write_bytes(b"")
+    assert [entry.name for entry in store.scan("")] == ["a/1"]
+
+
 def test_a_new_store_is_marked_as_a_cache_and_knows_its_layout(store: Store) -> None:
     made = layout.ensure_layout(store)
     root = Path(str(store))

@@ -20,6 +20,7 @@ from typing import BinaryIO, Literal
 
 from cachemgr import beneath
 from cachemgr.bounded import Begun
+from cachemgr.capture import is_safe_path
 from cachemgr.errors import CacheError, CorruptError, DeniedError, NotFoundError, StoreError
 from cachemgr.places import make_directory
 from cachemgr.store import Entry, Source
@@ -170,7 +171,8 @@ class LocalStore:
     def _entries(self, directory: str) -> list[os.DirEntry[str]]:
         try:
             with os.scandir(self._root / directory) as found:
-                return [entry for entry in found if not entry.name.startswith(".")]
+                # What nobody can ask for by its name is no object, whoever put it there.
+                return [entry for entry in found if not entry.name.startswith(".") and is_safe_path(entry.name)]
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
