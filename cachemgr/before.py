@@ -207,12 +207,13 @@ class Before:
         return found
 
     def _tell_distrust(self, found: Found) -> None:
-        """Counted under names of their own: untrusted is neither damaged nor absent."""
+        """Counted under names of their own: untrusted is neither damaged nor absent, and neither is unreadable."""
         for line in found.ignored:
             self.trouble.say(line)
         for name, count in (
             ("levels ignored", len(found.ignored)),
             ("untrusted", len(found.untrusted)),
+            ("unreadable", len(found.unreadable)),
             ("used untrusted", len(found.doubts)),
         ):
             if count:

@@ -13,7 +13,7 @@ import msgspec
 
 from cachemgr.capture import Launch, Verdict
 from cachemgr.domains.scrub import MARK
-from cachemgr.key import Comparison, Difference, Factor, Key, Result, compare
+from cachemgr.key import Comparison, Difference, Factor, Key, Result, compare, folder
 from cachemgr.meanings import debug_adds_asserts, meaning
 
 Word = Literal[
@@ -102,12 +102,15 @@ def reason(case: Case) -> Miss | None:
     return Miss("absent" if case.artifact is None else "relation")
 
 
+_UNREADABLE = "unreadable capture: cannot read `artifacts/"
+
+
 def _failure(case: Case) -> Word | None:
     """What kept an exact artifact from being found, if anything did."""
     errors = case.errors
     other = any(name.startswith("mirror ") and name != "mirror absent" for name in errors)
     holds: tuple[tuple[Word, object], ...] = (
-        ("denied", errors.get("mirror denied")),
+        ("denied", errors.get("mirror denied") or _told(case, f"{_UNREADABLE}{folder(case.key)}/")),
         ("throttled", errors.get("mirror throttled")),
         ("deadline", errors.get("deadline") or errors.get("store left alone")),
         ("unreachable", other),
@@ -257,7 +260,7 @@ def _readable(value: str) -> bool:
 _SENTENCES: dict[Word | None, tuple[str, str]] = {
     None: ("an exact artifact is there", ""),
     "denied": (
-        "the mirror denied access, so nobody knows whether it has an artifact: this is no miss",
+        "a store denied access, so nobody knows whether it has an artifact: this is no miss",
         "cachemgr doctor says which permission is missing",
     ),
     "throttled": (

@@ -62,7 +62,20 @@ class Found(msgspec.Struct, frozen=True):
     @property
     def untrusted(self) -> tuple[Damaged, ...]:
         """The captures that were left out because nobody who is trusted answers for them."""
-        return tuple(each for each in self.damaged if each.kind == "untrusted")
+        return self._left_out("untrusted")
+
+    @property
+    def unreadable(self) -> tuple[Damaged, ...]:
+        """The captures that are there and that we may not read, of this key or another one: no miss."""
+        return self._left_out("unreadable")
+
+    @property
+    def broken(self) -> tuple[Damaged, ...]:
+        """The captures with other bytes than they should have."""
+        return self._left_out("damaged")
+
+    def _left_out(self, kind: str) -> tuple[Damaged, ...]:
+        return tuple(each for each in self.damaged if each.kind == kind)
 
     @property
     def doubts(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from cachemgr.factors import describe
 from cachemgr.factors.profile import Profile
 from cachemgr.factors.vllm.facts import facts_for, known_versions
 from cachemgr.factors.vllm.levels import turned_on
-from cachemgr.key import Difference, Factor, Role, compare, derive
+from cachemgr.key import Difference, Factor, Role, compare, derive, folder
 from cachemgr.lint import hazards
 from cachemgr.meanings import MEANINGS, meaning
 from cachemgr.store import Store
@@ -189,7 +189,15 @@ OTHER = (Difference("env.CI", "set", None, "match"),)
 REJECTED = Observation(entries=(Entry("ab/backbone/0", "rejected", "pickle data was truncated"),))
 RECORDED: dict[str, tuple[Launch, str, str, str]] = {
     # class: what is recorded, the word, the sentence, what to do
-    "denied": (launch(errors={"mirror denied": 1}), "denied", "the mirror denied access", "cachemgr doctor"),
+    "denied": (launch(errors={"mirror denied": 1}), "denied", "a store denied access", "cachemgr doctor"),
+    "denied one by one": (
+        launch(reasons=(f"unreadable capture: cannot read `artifacts/{folder(LAUNCH.key)}/ab.json.zst` in s3://b",)),
+        "denied", "a store denied access", "cachemgr doctor",
+    ),
+    "denied what has another key": (
+        launch(reasons=("unreadable capture: cannot read `artifacts/k1-ab/ab.json.zst` in s3://b",)),
+        "absent", "the first of its kind", "start it once",
+    ),
     "denied, and another is near": (
         launch(result="near", differs=OTHER, errors={"mirror denied": 1}),
         "denied", "this is no miss", "cachemgr doctor",

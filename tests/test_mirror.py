@@ -1,6 +1,7 @@
 """A fleet with a mirror: real processes, and a real S3 server between machines that have nothing else in common."""
 
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from cachemgr.store import Store, layout
 from cachemgr.store.incoming import Incoming
 from cachemgr.store.local import LocalStore
 from cachemgr.store.s3 import S3Store
+from tests import s3_faults
 from tests.machines import Fleet, Machine, install_stand_in
 from tests.s3_server import S3Server
 from tests.test_crash import visible
@@ -302,6 +304,20 @@ def test_a_mirror_that_cannot_be_read_is_told_by_name_and_the_command_starts(
     assert report["errors"].get(f"mirror {word}") == 1, report["stderr"]
     assert "looking up in the mirror failed" in report["stderr"]
     assert report["published"] is not None
+
+
+def test_captures_that_are_listed_and_may_not_be_read_are_no_miss(fleet: Mirrored, s3: S3Server) -> None:
+    """As in a bucket whose key (KMS) a machine may not decrypt with."""
+    fleet.machine("one").run(*fleet.command("f"), options=("--publish", "mirror"))
+    fleet.arrived(1)
+    with s3_faults.faulty(s3.endpoint) as server:
+        server.fail("GET", s3_faults.error(403, "AccessDenied"))
+        two = fleet.machine("two", CACHEMGR_MIRROR_ENDPOINT=server.endpoint)
+        report = two.run(*fleet.command("f"))
+    assert (report["result"], report["verdict"], report["errors"]) == ("none", "cold", {"unreadable": 1})
+    assert re.search(r"starts cold · unreadable: cannot read .* access is denied \(AccessDenied\)", report["stderr"])
+    assert "no artifact yet" not in report["stderr"]
+    assert two.json("why")["why"]["word"] == "denied"
 
 
 def test_what_could_not_be_sent_is_told_and_sent_by_the_next_command(fleet: Mirrored) -> None:

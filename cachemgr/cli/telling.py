@@ -130,25 +130,32 @@ def _write_report(path: Path, launch: Launch) -> None:
 def _before(event: Started) -> str:
     found, restored = event.found, event.restored
     if found.artifact is None:
-        nothing = "" if found.untrusted else f"no artifact yet for {output.short(event.key)} · "
-        return " · ".join([f"{nothing}starts cold", *_distrust(found), *event.notes])
+        kept = any(each.key == event.key for each in (*found.untrusted, *found.unreadable, *found.broken))
+        nothing = "" if kept else f"no artifact yet for {output.short(event.key)} · "
+        return " · ".join([f"{nothing}starts cold", *_left_out(found), *event.notes])
     artifact = output.short(found.artifact)
     differs = [f"differs in {output.differences(found.differs)}"] if found.differs else []
     if found.result == "none":
         nearest = " ".join([f"starts cold, nearest {artifact}", *differs])
-        return " · ".join([nearest, *found.reasons, *_distrust(found), *event.notes])
+        return " · ".join([nearest, *found.reasons, *_left_out(found), *event.notes])
     parts = [f"{found.result} {artifact}", *differs]
     parts.append(_restored(event))
     if found.where != "local":
         parts.append(f"from the {found.where}")
-    return " · ".join([*parts, *found.reasons, *restored.reasons, *_distrust(found), *event.notes])
+    return " · ".join([*parts, *found.reasons, *restored.reasons, *_left_out(found), *event.notes])
 
 
-def _distrust(found: Found) -> list[str]:
-    """What was left out for want of trust, or used in spite of it: the first of each, and how many there are."""
-    told = []
-    if found.untrusted:
-        told.append(f"untrusted: {_first([each.reason for each in found.untrusted])}")
+def _left_out(found: Found) -> list[str]:
+    """What was left out, or used in spite of doubts: the first of each kind, and how many there are."""
+    told = [
+        f"{word}: {_first([each.reason for each in captures])}"
+        for word, captures in (
+            ("untrusted", found.untrusted),
+            ("unreadable", found.unreadable),
+            ("damaged", found.broken),
+        )
+        if captures
+    ]
     if found.doubts:
         told.append(f"used although {_first(found.doubts)}")
     return told
