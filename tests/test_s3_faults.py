@@ -110,6 +110,8 @@ def test_every_failure_has_its_word_whatever_is_asked(
         (error(502, "502"), "server error"),
         (error(400, "RequestTimeout"), "stalled"),
         (error(400, "TokenRefreshRequired"), "expired"),
+        (error(403, "QuotaExceeded"), "full"),
+        (error(507, "XMinioStorageFull"), "full"),
         (error(307, "TemporaryRedirect", Location="http://127.0.0.1:1/"), "wrong region"),
         (partial(s3_faults.page, status=403), "denied"),
         (partial(s3_faults.page, status=407), "refused"),

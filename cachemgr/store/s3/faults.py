@@ -58,6 +58,7 @@ FAULTS = {
             hint="set AWS_PROFILE or `mirror_profile`, or `mirror_anonymous = true` for a public bucket",
         ),
         Fault("no bucket", "there is no such bucket", hint="create it, or correct `mirror`"),
+        Fault("full", "there is no room left", hint="cachemgr prune --mirror, or raise the quota of the bucket"),
         Fault("throttled", "the server asks to slow down", attempts=8, hint="try again later"),
         Fault("wrong region", "the bucket is in another region", hint="set `mirror_region`"),
         Fault("clock skew", "this machine's clock and the server's differ too much", hint="set this machine's clock"),
@@ -88,6 +89,10 @@ _CODES = {
     "InvalidToken": "expired",
     "TokenRefreshRequired": "expired",
     "NoSuchBucket": "no bucket",
+    "InsufficientCapacity": "full",
+    "QuotaExceeded": "full",
+    "XMinioAdminBucketQuotaExceeded": "full",
+    "XMinioStorageFull": "full",
     "SlowDown": "throttled",
     "ServiceUnavailable": "throttled",
     "Throttling": "throttled",
@@ -109,7 +114,7 @@ _CODES = {
     "OperationAborted": "conflict",
     "InternalError": "server error",
 }
-"""Error codes of S3 (API reference, "Error responses") and of STS by our word."""
+"""Error codes of S3 (API reference, "Error responses"), of STS, Ceph and MinIO by our word."""
 
 _STATUSES = {
     301: "wrong region",
@@ -118,6 +123,7 @@ _STATUSES = {
     409: "conflict",
     429: "throttled",
     503: "throttled",
+    507: "full",
 }
 
 _EXCEPTIONS = {
