@@ -93,10 +93,20 @@ def write_private(path: Path, data: bytes) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
         aside.rename(path)
-    except BaseException:  # a full disk, an interrupt
+    except OSError as error:  # a full disk; writing does not know the name
+        with suppress(OSError):
+            aside.unlink()
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from None
+    except BaseException:  # an interrupt
         with suppress(OSError):
             aside.unlink()
         raise
+
+
+def free(place: str | os.PathLike[str]) -> tuple[int, int | None]:
+    """Bytes and inodes that a file system has left; None for those that have no number of inodes."""
+    disk = os.statvfs(place)
+    return disk.f_bavail * disk.f_frsize, disk.f_favail if disk.f_files else None
 
 
 def spare(environ: Mapping[str, str]) -> Path | None:

@@ -70,6 +70,8 @@ class Trouble:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return str(error) if isinstance(error, CacheError) else f"{type(error).__name__}: {error}"
 
 

@@ -203,7 +203,7 @@ def about(findings: list[Finding], subject: str) -> list[tuple[str, str]]:
 
 
 def test_a_volume_that_everybody_can_write_is_normal(small_disk: MakeDisk, home: Path) -> None:
-    volume = small_disk(1 << 20)
+    volume = small_disk(1 << 30)
     volume.chmod(0o777)
     found = examine(patient(home, CACHEMGR_HOME=str(volume), CACHEMGR_STORE=str(volume / "store")))
     (told, place) = about(found, "home")
@@ -212,7 +212,7 @@ def test_a_volume_that_everybody_can_write_is_normal(small_disk: MakeDisk, home:
     assert place[0] == "ok"
     assert place[1].startswith(f"{volume}/"), "a private directory in it"
     assert about(found, "store")[0][0] == "note"
-    assert about(found, "budget")[0][0] == "note", "20 GB do not fit on a disk of 1 MB"
+    assert about(found, "budget")[0][0] == "note", "20 GB do not fit on a disk of 1 GB"
 
 
 @pytest.mark.parametrize(

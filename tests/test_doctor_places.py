@@ -1,6 +1,7 @@
 """The doctor on caches, their users and what was left: every domain in one line, and who could not write it."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cachemgr.cache import open_cache
-from cachemgr.doctor import domains, machine, plugin, use
+from cachemgr.doctor import domains, machine, plugin, store, use
 from cachemgr.doctor.finding import Finding, Opened, Patient
 from cachemgr.doctor.serving import may_write, missing_way
 from cachemgr.domains import VLLM
@@ -112,6 +113,17 @@ def test_little_room_and_a_cache_in_memory_are_said(home: Path, small_disk: Make
     assert (found.severity, "MB are free" in found.what) == ("warning", True)
     (memory,) = domains.memory(asked, opened)
     assert "is on tmpfs: it counts as memory" in memory.what
+
+
+def test_a_store_or_a_home_without_room_is_said(home: Path, small_disk: MakeDisk) -> None:
+    disk = small_disk(8 << 20)
+    asked, opened = patient(home, CACHEMGR_STORE=f"{disk}/store", CACHEMGR_HOME=f"{disk}/home")
+    for check, variable in ((store.local_store, "CACHEMGR_STORE"), (store.home, "CACHEMGR_HOME")):
+        (found,) = [each for each in check(asked, opened) if each.severity == "warning"]
+        assert re.match(r"8\.\d MB are free on the file system of ", found.what)
+        assert variable in found.hint
+    asked, opened = patient(home)
+    assert not [each for each in store.home(asked, opened) if each.severity == "warning"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a file system is mounted")

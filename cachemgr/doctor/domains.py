@@ -32,7 +32,7 @@ def _domain(patient: Patient, target: Target) -> Iterator[Finding]:
         hint = f"chown {patient.serving} {blocked}, or set {_variable(target)} to a directory that this user can write"
         yield error(about, f"user {patient.serving} cannot write {said}", hint)
         return
-    free, inodes = _free(place)
+    free, inodes = places.free(place)
     if free < _SCARCE_BYTES:
         yield warning(about, f"{sizes.spell(free)} are free for {said}", "cachemgr prune --live, or a larger volume")
     elif inodes is not None and inodes < _SCARCE_INODES:
@@ -58,17 +58,11 @@ def _origin(patient: Patient, target: Target) -> str:
 def _described(place: str, directory: str) -> str:
     status = os.stat(place)
     kind = places.file_system(place) or "unknown"
-    free, inodes = _free(place)
+    free, inodes = places.free(place)
     parts = [f"user {status.st_uid}", f"mode {stat.S_IMODE(status.st_mode):04o}", kind, f"{sizes.spell(free)} free"]
     if inodes is not None:
         parts.append(f"{inodes:,} inodes free")
     return ", ".join(parts) if place == directory else f"not made yet; {place}: {', '.join(parts)}"
-
-
-def _free(place: str) -> tuple[int, int | None]:
-    """Bytes and inodes; None for file systems that have no number of inodes."""
-    disk = os.statvfs(place)
-    return disk.f_bavail * disk.f_frsize, disk.f_favail if disk.f_files else None
 
 
 def memory(patient: Patient, _opened: Opened) -> Iterator[Finding]:

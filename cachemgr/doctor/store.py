@@ -13,6 +13,10 @@ from cachemgr.key import Key
 from cachemgr.live import live_root, planned
 from cachemgr.store import layout
 
+_SCARCE_BYTES = 100_000_000
+"""A few captures of a large model."""
+_SCARCE_INODES = 1_000
+
 
 def home(_patient: Patient, opened: Opened) -> Iterator[Finding]:
     """Our own state can be kept, and nobody else changes it."""
@@ -25,6 +29,7 @@ def home(_patient: Patient, opened: Opened) -> Iterator[Finding]:
         else:
             yield warning("home", said, "set CACHEMGR_HOME to a directory that can be written")
     yield from _kept("home", place)
+    yield from _room("home", place, "make room there, or set CACHEMGR_HOME to a directory on another volume")
 
 
 def local_store(_patient: Patient, opened: Opened) -> Iterator[Finding]:
@@ -39,6 +44,7 @@ def local_store(_patient: Patient, opened: Opened) -> Iterator[Finding]:
     elif found is None:
         yield note("store", f"{store} has nothing yet" + ("" if publishes else ", and publishing is off"))
     yield from _kept("store", place)
+    yield from _room("store", place, "cachemgr prune --max-size SIZE, or set CACHEMGR_STORE to another volume")
     network = places.network_file_system(place)
     if network is not None:
         yield note("store", f"{store} is on {network}; its size does not count toward the budget")
@@ -58,6 +64,15 @@ def _kept(about: str, place: Path) -> Iterator[Finding]:
         yield from _open_to_all(about, place)
     else:
         yield ok(about, str(place))
+
+
+def _room(about: str, place: Path, hint: str) -> Iterator[Finding]:
+    """Where there is none, launches start all the same, and nothing is kept."""
+    left, inodes = places.free(places.nearest(place))
+    if left < _SCARCE_BYTES:
+        yield warning(about, f"{sizes.spell(left)} are free on the file system of {place}", hint)
+    elif inodes is not None and inodes < _SCARCE_INODES:
+        yield warning(about, f"{inodes:,} inodes are free on the file system of {place}", hint)
 
 
 def _open_to_all(about: str, place: Path) -> Iterator[Finding]:
