@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -268,6 +269,44 @@ def test_the_head_of_a_request_has_an_end(served: Served) -> None:
         with pytest.raises(OSError):
             asking.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * (64 << 20))
     assert served.ask("/healthz")["status"] == "ok"
+
+
+def test_a_client_that_leaves_in_the_middle_is_no_bug(served: Served, token: str) -> None:
+    host, port = served.url.removeprefix("http://").split(":")
+    head = (
+        f"POST /v1/launches HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nContent-Length: 10\r\n\r\n"
+    )
+    before = served.said
+    for _time in range(3):
+        with socket.create_connection((host, int(port)), timeout=60) as asking:
+            asking.sendall(head.encode() + b"{")
+            time.sleep(0.1)
+    assert served.ask("/healthz")["status"] == "ok"
+    assert served.end() == 0
+    assert served.said == before
+
+
+def test_a_store_that_is_gone_is_no_empty_one(server: Machine, fleet: Fleet, token: str) -> None:
+    server.run(*fleet.command("f"))
+    served = Served(server).ready()
+    away = server.store.with_name("away")
+
+    def readiness() -> str:
+        try:
+            return str(served.ask("/readyz")["status"])
+        except urllib.error.HTTPError as error:
+            return str(json.loads(error.read())["status"])
+
+    wait_for(lambda: served.ask("/v1/artifacts", token=token)["artifacts"])
+    server.store.rename(away)
+    server.store.mkdir()  # where its volume was mounted
+    wait_for(lambda: readiness() == "failing")
+    assert f"warning: {server.store} is not there any more\n" in served.said
+    assert served.ask("/v1/artifacts", token=token)["artifacts"]
+    server.store.rmdir()
+    away.rename(server.store)
+    wait_for(lambda: readiness() == "ok")
+    assert served.end() == 0
 
 
 def test_it_speaks_tls(server: Machine, token: str, tmp_path: Path) -> None:

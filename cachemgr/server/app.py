@@ -13,7 +13,7 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -153,6 +153,8 @@ async def _answered(desk: _Desk, operation: Operation, request: Request) -> Resp
         body = await body_of(request, desk.bounds.body_bytes)
     except RefusedError as error:
         refusal = error
+    except ClientDisconnect:  # nobody reads this
+        return answer(problem_of(RefusedError(400, "the client left before all of its request was there")))
     given = operations.Request(request.path_params, request.query_params, body, visitor)
 
     def done() -> Response:

@@ -48,6 +48,8 @@ class Upkeep:
     ) -> None:
         self._backend, self._interval, self._say, self._before = backend, interval, say, before
         self._rounds = 0
+        self._seen = False
+        """Whether there was a store: an empty directory in its place is a volume that was lost, and no empty store."""
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cachemgr-upkeep", daemon=True)
 
@@ -86,7 +88,10 @@ class Upkeep:
 
     def _read(self, damaged: list[Damaged]) -> None:
         backend = self._backend
-        layout.read_layout(backend.store)
+        found = layout.read_layout(backend.store)
+        if found is None and self._seen:
+            raise StoreError(f"{backend.store} is not there any more", hint="see whether its volume is mounted")
+        self._seen = self._seen or found is not None
         backend.index.refresh(damaged)
         if self._is_our_turn():
             self._rounds += 1
