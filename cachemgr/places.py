@@ -103,6 +103,17 @@ def write_private(path: Path, data: bytes) -> None:
         raise
 
 
+def is_special(path: Path) -> bool:
+    """Whether something is there that must not give way to a new file: a device, a pipe, or what a process has open."""
+    parts = path.absolute().parts[1:]
+    if parts[:1] in (("dev",), ("proc",)) and parts[:2] != ("dev", "shm"):
+        return True
+    try:
+        return not stat.S_ISREG(path.stat().st_mode)
+    except OSError:
+        return False
+
+
 def free(place: str | os.PathLike[str]) -> tuple[int, int | None]:
     """Bytes and inodes that a file system has left; None for those that have no number of inodes."""
     disk = os.statvfs(place)

@@ -1,6 +1,7 @@
 """Tables of every revision come to be those of today with their rows; a file that cannot be used is never fatal."""
 
 import json
+import os
 import sqlite3
 import subprocess
 import sys
@@ -374,3 +375,11 @@ def test_a_server_with_a_newer_catalogue_is_left_alone(postgres: str, tmp_path: 
 
 def test_the_suite_has_both_kinds_of_database() -> None:
     assert DATABASES == ("sqlite", "postgresql")
+
+
+def test_a_device_is_not_set_aside(store: Store, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    said: list[str] = []
+    assert using(f"sqlite:///{tmp_path}/pipe", tmp_path, str, said.append) == "memory"
+    assert said == [f"the catalogue cannot be {tmp_path}/pipe: it is no file; everything is read from the store"]
+    assert (tmp_path / "pipe").is_fifo()

@@ -91,6 +91,18 @@ def test_many_captures_of_an_artifact_become_one(machine: Machine) -> None:
     assert "nothing to prune" in machine.cachemgr("prune").stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--keep-days", "99999999999"), "is not in the range 1<=x<=99999"),
+        (("--reason", "r" * 1001), "too long"),
+        (("--reason", "a\nline"), "cannot be printed"),
+    ],
+)
+def test_a_pin_that_nobody_could_read_is_refused(machine: Machine, words: tuple[str, ...], said: str) -> None:
+    assert said in machine.cachemgr("pin", "k1:ab", *words, code=2).stderr
+
+
 def test_a_dry_run_of_a_pin_pins_nothing(machine: Machine) -> None:
     (key,) = compiled(machine, "one")
     assert machine.json("pin", "--dry-run", key)["pinned"] == [key]

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -802,3 +803,15 @@ def test_skopeo_reads_what_we_write(source: LocalStore, tmp_path: Path) -> None:
     plain = tmp_path / "dir" / digest.hex_of(layer.tar_digest)
     listed = subprocess.run(["tar", "-tf", str(plain)], capture_output=True, text=True, check=True).stdout.split()
     assert listed == [f"{section.domain}/{file.path}" for section in layer.sections for file in section.files()]
+
+
+def test_a_pipe_is_neither_read_as_images_nor_replaced_by_them(fleet: Fleet) -> None:
+    machine = fleet.machine("one")
+    machine.run(*fleet.command("f"))
+    pipe = machine.root / "pipe"
+    os.mkfifo(pipe)
+    assert "it is no file" in machine.cachemgr("import", str(pipe), code=12, CACHEMGR_TRUST="image=off").stderr
+    assert "no file that could be replaced" in machine.cachemgr("export", "--tar", str(pipe), code=2).stderr
+    assert pipe.is_fifo()
+    long = machine.cachemgr("import", "x" * 5000, code=13, CACHEMGR_TRUST="image=off")
+    assert "File name too long" in long.stderr

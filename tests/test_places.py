@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cachemgr.places import exported_place, exposure, network_file_system, spare, usable
+from cachemgr.places import exported_place, exposure, is_special, network_file_system, spare, usable
 
 MOUNTS = """\
 22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
@@ -156,3 +156,11 @@ def test_links_that_lead_round_and_round_are_given_up(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     assert exposure(tmp_path / "a") == f"{tmp_path}/a leads through too many links"
+
+
+def test_a_device_a_pipe_and_what_a_process_has_open_do_not_give_way(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    special = ["/dev/null", "/dev/stdout", "/dev/none", "/proc/self/fd/1", str(tmp_path / "pipe"), str(tmp_path)]
+    plain = [str(tmp_path / "file"), str(tmp_path / "new"), str(tmp_path / "no" / "way"), "/dev/shm/cachemgr-none"]
+    assert [path for path in special + plain if is_special(Path(path))] == special

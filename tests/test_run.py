@@ -303,3 +303,21 @@ def test_a_terminal_stays_a_terminal(fleet: Fleet) -> None:
     assert process.wait(60) == 0
     assert os.read(controller, 100).decode().strip() == "True True"
     os.close(controller)
+
+
+def test_a_report_goes_into_a_pipe_and_not_into_its_place(fleet: Fleet) -> None:
+    machine = fleet.machine("one")
+    machine.make_places()
+    pipe = machine.root / "pipe"
+    os.mkfifo(pipe)
+    alone = machine.cachemgr("run", "--report", str(pipe), "--", *fleet.command("f"))
+    assert "the report cannot be written" in alone.stderr, "nobody reads it, and nobody waits for that"
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        machine.cachemgr("run", "--report", str(pipe), "--", *fleet.command("f"))
+        assert json.loads(os.read(reader, 1 << 20))["verdict"] == "used"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    done = machine.cachemgr("run", "--report", "/dev/stdout", "--", *fleet.command("f"))
+    assert json.loads(done.stdout.splitlines()[-1])["verdict"] == "used"

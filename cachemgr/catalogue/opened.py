@@ -20,7 +20,7 @@ from sqlalchemy.pool import StaticPool
 from cachemgr.catalogue import migrate
 from cachemgr.catalogue.schema import REVISION, metadata
 from cachemgr.errors import DatabaseError, UsageError
-from cachemgr.places import make_directory, network_file_system
+from cachemgr.places import is_special, make_directory, network_file_system
 from cachemgr.sensitive import without_secrets
 from cachemgr.store.lock import held
 
@@ -196,6 +196,10 @@ def _file_of(url: str | None, home: Path) -> Path | None:
 
 def _in_file(path: Path) -> Catalogue:
     make_directory(path.parent, 0o700)
+    if is_special(path):  # it would be set aside, and nobody have a null device any more
+        raise DatabaseError(
+            f"the catalogue cannot be {path}: it is no file", hint="CACHEMGR_DATABASE_URL=sqlite:////PATH"
+        )
     inode = _inode(path)
     note = ""
     try:

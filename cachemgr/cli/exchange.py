@@ -19,6 +19,7 @@ from cachemgr.oci.archive import Archive, NewArchive
 from cachemgr.oci.directory import Directory
 from cachemgr.oci.images import Blobs, ImageStore
 from cachemgr.oci.place import Reference, Target, path, reference
+from cachemgr.places import is_special
 from cachemgr.pull import came_from
 from cachemgr.store import layout
 from cachemgr.store.captures import keys as artifact_keys
@@ -78,8 +79,10 @@ def _target(
 ) -> AbstractContextManager[Target]:
     if tar:
         file = Path(tar).expanduser()
-        if file.is_dir():
+        if os.path.isdir(file):  # which no error of a path stops
             raise UsageError(f"{file} is a directory", hint="--tar FILE, or --oci DIR")
+        if is_special(file):
+            raise UsageError(f"{file} is no file that could be replaced", hint="--tar FILE, in a directory of yours")
         archive = NewArchive(file)
         return archive if written else nullcontext(archive)
     assert oci is not None, "one of both is given"
@@ -142,4 +145,4 @@ def _blobs(source: str, plain_http: bool) -> Blobs:
     if place is not None:
         return _registry(place, plain_http)
     where = Path(path(source)).expanduser()
-    return Directory(where) if where.is_dir() else Archive(where)
+    return Directory(where) if os.path.isdir(where) else Archive(where)  # no error of a path stops it

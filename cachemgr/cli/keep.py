@@ -10,17 +10,19 @@ from cachemgr.cli import EXIT_CODES, output
 from cachemgr.cli.session import WallClock, cache_of, on_mirror, settings_of, store_of
 from cachemgr.cli.trust import signing_key
 from cachemgr.clock import written
+from cachemgr.errors import UsageError
 from cachemgr.inventory import resolve
 from cachemgr.quarantine import against, bring_back, named, notes, report
 from cachemgr.store import pins
 from cachemgr.store.pins import Pin
 
 _DAY = 86400
+_MOST_LETTERS = 1000
 
 
 @click.command(epilog=EXIT_CODES)
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
-@click.option("--keep-days", type=click.IntRange(min=1), metavar="N", help="for so many days")
+@click.option("--keep-days", type=click.IntRange(1, 99_999), metavar="N", help="for so many days")
 @click.option(
     "--keep-last", type=click.IntRange(min=1), metavar="N", help="while it is among the last N of its model and device"
 )
@@ -41,6 +43,10 @@ def pin(
 ) -> None:
     """Keep artifacts from every prune, also automatic ones, on all machines that share the store; for ever, or for as
     long as one of the options says. A new pin takes the place of the old one."""
+    if not reason.isprintable() or len(reason) > _MOST_LETTERS:
+        raise UsageError(
+            "the reason cannot be printed or is too long", hint=f"at most {_MOST_LETTERS} letters, in a line"
+        )
     store = store_of(cache_of(ctx), mirror=mirror)
     until = None if keep_days is None else written(time.time() + keep_days * _DAY)
     made = Pin(_who(), WallClock().text(), reason, until, keep_last)

@@ -14,6 +14,7 @@ from cachemgr.domains import ON_REQUEST
 from cachemgr.errors import UsageError
 from cachemgr.lookup import Found
 from cachemgr.order import Order, Reporter, Sender, Started, Told
+from cachemgr.places import is_special
 from cachemgr.settings import Settings
 
 
@@ -118,10 +119,17 @@ def _is_news(last: Told) -> bool:
 
 
 def _write_report(path: Path, launch: Launch) -> None:
-    """Whole or not at all: a script that waits for the file must not read half of it."""
+    """Whole or not at all: a script that waits for the file must not read half of it. A device or a pipe is written to,
+    and no file put in its place."""
+    data = encode_launch(launch) + b"\n"
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        aside.write_bytes(encode_launch(launch) + b"\n")
+        if is_special(path):
+            # A pipe that nobody reads must not keep us waiting.
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC), "wb") as file:
+                file.write(data)
+            return
+        aside.write_bytes(data)
         aside.rename(path)
     except OSError as error:
         output.say(f"the report cannot be written to {path}: {error.strerror or error}")

@@ -7,6 +7,7 @@ repetitions in it mean nothing.
 
 import io
 import os
+import stat
 import tarfile
 import uuid
 from contextlib import suppress
@@ -39,6 +40,8 @@ class Archive:
         self._path = path
         self._places: dict[str, tuple[int, int]] = {}
         try:
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise CorruptError(f"{path} is no tar file of images: it is no file")
             with tarfile.open(path, mode="r:") as tar:
                 for count, member in enumerate(tar):
                     if count >= _MOST_MEMBERS:
