@@ -261,7 +261,7 @@ class _Verifying:
         for entry in self._store.scan(layout.PINS):
             key = layout.pinned(entry.name)
             if key is not None and key not in held.beside:
-                self._say("note", entry.name, "pins an artifact that is not there", key)
+                self._say("note", entry.name, "pins an artifact that is not there; `cachemgr unpin` lifts it", key)
 
     def _check_dangling(self, entry: Entry, key: Key | None, beside: Mapping[Key, object]) -> None:
         if key is not None and key not in beside and self._now - entry.modified >= captures.GRACE_SECONDS:

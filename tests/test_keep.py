@@ -1,6 +1,7 @@
 """`prune`, `pin` and `unpin` as people type them: plans, questions, exit codes and JSON."""
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -101,6 +102,16 @@ def test_many_captures_of_an_artifact_become_one(machine: Machine) -> None:
 )
 def test_a_pin_that_nobody_could_read_is_refused(machine: Machine, words: tuple[str, ...], said: str) -> None:
     assert said in machine.cachemgr("pin", "k1:ab", *words, code=2).stderr
+
+
+def test_a_pin_of_what_is_gone_can_be_lifted(machine: Machine) -> None:
+    (key,) = compiled(machine, "one")
+    machine.cachemgr("pin", key)
+    shutil.rmtree(machine.store / "artifacts")
+    assert "pins an artifact that is not there; `cachemgr unpin` lifts it" in machine.cachemgr("verify").stdout
+    assert f"unpinned {key}" in machine.cachemgr("unpin", key[:12]).stderr
+    assert list(machine.store.glob("pins/*")) == []
+    assert "no artifact" in machine.cachemgr("unpin", key, code=10).stderr
 
 
 def test_a_dry_run_of_a_pin_pins_nothing(machine: Machine) -> None:

@@ -183,7 +183,9 @@ def test_what_only_takes_space_is_a_note(tmp_path: Path) -> None:
     store.put(layout.entry_name("5e" * 32, gone), b"")
     pins.put(store, gone, Pin("me", "2026-01-01T00:00:00Z"))
     settle(tmp_path / "store", days=0)
-    assert {fault.what for fault in verified(store).report.faults} == {"pins an artifact that is not there"}
+    assert {fault.what for fault in verified(store).report.faults} == {
+        "pins an artifact that is not there; `cachemgr unpin` lifts it"
+    }
     settle(tmp_path / "store")
     found = verified(store)
     assert not found.report.damaged

@@ -10,10 +10,11 @@ from cachemgr.cli import EXIT_CODES, output
 from cachemgr.cli.session import WallClock, cache_of, on_mirror, settings_of, store_of
 from cachemgr.cli.trust import signing_key
 from cachemgr.clock import written
-from cachemgr.errors import UsageError
+from cachemgr.errors import NotFoundError, UsageError
 from cachemgr.inventory import resolve
+from cachemgr.key import Key
 from cachemgr.quarantine import against, bring_back, named, notes, report
-from cachemgr.store import pins
+from cachemgr.store import Store, pins
 from cachemgr.store.pins import Pin
 
 _DAY = 86400
@@ -69,7 +70,7 @@ def pin(
 def unpin(ctx: click.Context, keys: tuple[str, ...], dry_run: bool, mirror: bool, as_json: bool) -> None:
     """Let artifacts go when their time has come. Exit code 1 if none of them was pinned."""
     store = store_of(cache_of(ctx), mirror=mirror)
-    named = sorted({resolve(store, key) for key in keys})
+    named = sorted({_pinned(store, key) for key in keys})
     held = {key: made for key in named if (made := pins.pin_of(store, key)) is not None}
     for key in () if dry_run else held:
         pins.lift(store, key)
@@ -80,6 +81,18 @@ def unpin(ctx: click.Context, keys: tuple[str, ...], dry_run: bool, mirror: bool
             said = f"{'would unpin' if dry_run else 'unpinned'} {key}: {held[key]}" if key in held else f"{key} is not"
             output.note(said if key in held else f"{said} pinned")
     ctx.exit(0 if held else 1)
+
+
+def _pinned(store: Store, text: str) -> Key:
+    """The artifact that is meant, also one that is gone and has left its pin behind."""
+    try:
+        return resolve(store, text)
+    except NotFoundError:
+        beginning = f"k1:{text.removeprefix('k1').removeprefix(':')}"
+        left = [key for key in pins.placed(store) if key.startswith(beginning)]
+        if len(left) != 1:
+            raise
+        return left[0]
 
 
 @click.command(epilog=EXIT_CODES)

@@ -250,12 +250,14 @@ class Registry:
         if answer.status in {401, 403}:
             return self._denied()
         word = "unreachable" if answer.status in _PASSING else "refused"
-        return RegistryError(f"{self} answers with status {answer.status}", word=word)
+        hint = "try again later" if answer.status in _PASSING else "check its name, its port and HTTPS_PROXY"
+        return RegistryError(f"{self} answers with status {answer.status}", word=word, hint=hint)
 
     def unreachable(self, error: Exception) -> RegistryError:
         """What a failed connection is to those who wait for an answer."""
         said = str(getattr(error, "reason", None) or error)
-        hint = "--plain-http asks a registry without TLS" if "SSL" in said and not self._plain else None
+        tls = "SSL" in said and not self._plain
+        hint = "--plain-http asks a registry without TLS" if tls else "check its name, its port and HTTPS_PROXY"
         return RegistryError(f"{self} cannot be reached: {said[:300]}", word="unreachable", hint=hint)
 
 
