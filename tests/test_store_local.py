@@ -431,6 +431,18 @@ def test_another_layout_is_refused_and_never_stamped_again(store: Store, data: b
     assert contents(store) == {"layout.json": data}
 
 
+@pytest.mark.parametrize("data", [b"", bytes(12)])
+def test_a_layout_that_a_power_cut_emptied_can_be_made_anew(store: Store, data: bytes) -> None:
+    layout.ensure_layout(store)
+    place = Path(str(store)) / "layout.json"
+    place.write_bytes(data)
+    with pytest.raises(CorruptError) as raised:
+        layout.ensure_layout(store)
+    assert f"remove {place}, which is empty" in (raised.value.hint or "")
+    place.unlink()
+    assert layout.ensure_layout(store).layout == 1
+
+
 def test_a_huge_layout_file_is_not_read_into_memory(store: Store) -> None:
     store.put("layout.json", b" " * (1 << 20))
     with pytest.raises(CorruptError, match="more than"):

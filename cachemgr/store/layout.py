@@ -287,9 +287,10 @@ def read_layout(store: Store) -> Layout | None:
     try:
         layout = msgspec.json.decode(data, type=Layout)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        raise CorruptError(
-            f"{store} is no cachemgr store: its {_LAYOUT_NAME} cannot be read", hint="name another store or mirror"
-        ) from None
+        hint = "name another store or mirror"
+        if not data.strip(b"\0"):  # what a power cut leaves of a file, and no cachemgr writes
+            hint = f"remove {store}/{_LAYOUT_NAME}, which is empty: the next launch writes it; or {hint}"
+        raise CorruptError(f"{store} is no cachemgr store: its {_LAYOUT_NAME} cannot be read", hint=hint) from None
     if layout.layout != LAYOUT:
         raise CorruptError(
             f"{store} has layout {layout.layout}, this cachemgr reads layout {LAYOUT}", hint="upgrade cachemgr"
