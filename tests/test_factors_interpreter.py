@@ -68,6 +68,12 @@ def test_a_python_is_looked_up_on_the_path_of_the_command(tmp_path: Path) -> Non
         "numactl --cpunodebind=0 -m 0",
         "numactl -N 0 --localalloc",
         "time -p",
+        "ionice -c 2 -n 0",
+        "ionice -c3 -t",
+        "chrt --fifo 10",
+        "tini -g -- ",
+        "dumb-init -c",
+        "docker-init -p SIGTERM --",
         "env A=1 nice timeout 5 stdbuf -o0",
     ],
 )
@@ -77,7 +83,9 @@ def test_wrappers_are_looked_through(tmp_path: Path, prefix: str) -> None:
     assert command.argv == (str(python), "x.py")
 
 
-@pytest.mark.parametrize("prefix", ["taskset -p 12", "timeout --what 5", "env -C /", "numactl --hardware", "nice"])
+@pytest.mark.parametrize(
+    "prefix", ["taskset -p 12", "timeout --what 5", "env -C /", "numactl --hardware", "nice", "ionice -p 1"]
+)
 def test_wrappers_that_are_not_understood_are_left_alone(prefix: str) -> None:
     assert unwrap(prefix.split(), {}).argv == tuple(prefix.split())
 

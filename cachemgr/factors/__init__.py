@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cachemgr import executables
 from cachemgr.errors import CannotExecuteError, NoSuchCommandError
-from cachemgr.factors import environment, guards, host, interpreter, program, serving
+from cachemgr.factors import environment, guards, hidden, host, interpreter, program, serving
 from cachemgr.factors.guards import Platform
 from cachemgr.factors.profile import Profile
 from cachemgr.factors.target import Target, make, model_name
@@ -79,6 +79,7 @@ def describe(
         command=program.shown(argv),
         constants=constants,
         gpus=platform.gpus(None),
+        notes=hidden.notes(parsed, command.argv, cwd),
     )
 
 
