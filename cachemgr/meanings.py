@@ -111,8 +111,8 @@ MEANINGS: tuple[Meaning, ...] = (
     Meaning(
         "model.draft",
         "other configuration files of the draft model, or none where it was not downloaded yet; vLLM below 0.31 leaves "
-        "them out of its hash and would take the graph of another draft",
-        fix="pin the draft's revision in --speculative-config on all machines, and download it before the start",
+        "them out of its hash, every release those of a speculators checkpoint, and takes the graph of another draft",
+        fix="pin the draft's revision on all machines (in --speculative-config), and download it before the start",
     ),
     Meaning(
         "env.VLLM_RAY_BUNDLE_INDICES env.RAY_EXPERIMENTAL_NOSET_*",
