@@ -15,7 +15,7 @@ from cachemgr.factors.profile import Profile
 from cachemgr.factors.vllm.facts import Facts, facts_for
 from cachemgr.factors.vllm.model import HUB_TRUE
 from cachemgr.key import Factor
-from cachemgr.meanings import debug_adds_asserts, meaning
+from cachemgr.meanings import debug_adds_asserts, meaning, unread
 from cachemgr.sensitive import is_secret
 
 Kind = Literal["fragments", "poisons", "disables", "breaks"]
@@ -149,5 +149,5 @@ def _looks_random(value: str) -> bool:
 def unreadable(profile: Profile) -> Iterator[Hazard]:
     """The guards that could not be read."""
     if profile.unknown_guards:
-        what = f"{', '.join(profile.unknown_guards)} cannot be read, so no artifact fits and nothing is captured"
-        yield Hazard("disables", "command", what, "is this the Python that has torch?")
+        what, fix = unread(profile.factors)
+        yield Hazard("disables", "command", what, fix)

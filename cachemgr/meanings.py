@@ -6,9 +6,12 @@ are those of the modules below `cachemgr.factors`, which made the factors.
 """
 
 import re
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 import msgspec
+
+from cachemgr.key import Factor
 
 
 class Meaning(msgspec.Struct, frozen=True):
@@ -217,3 +220,17 @@ def meaning(factor: str) -> Meaning:
 def debug_adds_asserts(torch: str | None) -> bool:
     """Whether vLLM's DEBUG logging may change what this torch compiles (0.26-0.33 `config/compilation.py`)."""
     return torch is None or tuple(int(part) for part in re.findall(r"\d{1,9}", torch)[:2]) < _ASSERTS_GONE
+
+
+def unread(factors: Iterable[Factor]) -> tuple[str, str]:
+    """What a guard that cannot be read means, and what to do; empty where all of them were read."""
+    guards = {factor.name: factor.value for factor in factors if factor.role == "guard"}
+    unknown = sorted(name for name, value in guards.items() if value is None)
+    if not unknown:
+        return "", ""
+    says = f"{', '.join(unknown)} cannot be read, so no artifact fits and nothing is captured"
+    if unknown == ["device.capability", "device.name"]:
+        return says, f"nothing: cachemgr reads NVIDIA's GPUs and CPUs, and this torch computes on {guards['device']}"
+    if "device" in unknown and "torch" not in unknown:
+        return says, "nvidia-smi: does the driver answer?"
+    return says, "is this the Python that has torch?"

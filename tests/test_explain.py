@@ -187,6 +187,7 @@ def launch(**changes: object) -> Launch:
 
 OTHER = (Difference("env.CI", "set", None, "match"),)
 REJECTED = Observation(entries=(Entry("ab/backbone/0", "rejected", "pickle data was truncated"),))
+UNREAD = (Factor("device.name", None, "guard"), Factor("device.capability", None, "guard"))
 RECORDED: dict[str, tuple[Launch, str, str, str]] = {
     # class: what is recorded, the word, the sentence, what to do
     "denied": (launch(errors={"mirror denied": 1}), "denied", "the mirror denied access", "cachemgr doctor"),
@@ -212,6 +213,13 @@ RECORDED: dict[str, tuple[Launch, str, str, str]] = {
     ),
     "damaged": (launch(reasons=("damaged capture: torn",)), "damaged", "are damaged", "cachemgr rm"),
     "absent": (launch(), "absent", "the first of its kind", "start it once"),
+    "guards that cannot be read": (
+        launch(factors=(Factor("device", "rocm", "guard"), *UNREAD)),
+        "absent", "device.capability, device.name cannot be read", "this torch computes on rocm",
+    ),
+    "no driver answers": (
+        launch(factors=(Factor("device", None, "guard"), *UNREAD)), "absent", "cannot be read", "nvidia-smi",
+    ),
     "a driver that is too old": (
         launch(artifact=LAUNCH.key, reasons=("cuda_runtime 13.0: driver runs 12.8",)),
         "relation", "cuda_runtime 13.0: driver runs 12.8", "cachemgr doctor",

@@ -257,6 +257,14 @@ def test_torch_is_read_as_text(tmp_path: Path) -> None:
     assert found.code is not None
 
 
+def test_a_device_that_torch_is_built_or_extended_for(tmp_path: Path) -> None:
+    torch_files(tmp_path / "a", VERSION + "xpu: Optional[str] = '20250301'\n")
+    torch_files(tmp_path / "b", VERSION + "xpu: Optional[str] = None\n")
+    (tmp_path / "c" / "torch_npu").mkdir(parents=True)
+    paths = ("a",), ("b",), ("b", "c")
+    assert [packages.torch(path, tmp_path).other for path in paths] == ["xpu", None, "npu"]
+
+
 def test_without_torch_everything_about_it_is_unknown(tmp_path: Path) -> None:
     assert packages.torch([str(tmp_path), "/nonexistent"], tmp_path) == packages.Torch()
 
