@@ -158,6 +158,13 @@ def test_a_file_without_permission_cannot_be_executed(tmp_path: Path) -> None:
             executables.resolve(name, {"PATH": str(tmp_path)}, tmp_path)
 
 
+def test_a_directory_and_a_word_of_the_shell_are_called_so(tmp_path: Path) -> None:
+    with pytest.raises(CannotExecuteError, match="is a directory"):
+        executables.resolve(str(tmp_path), {}, tmp_path)
+    with pytest.raises(NoSuchCommandError, match="word of the shell"):
+        executables.resolve("exec", {"PATH": str(tmp_path)}, tmp_path)
+
+
 def test_a_later_executable_wins_over_an_earlier_file_without_permission(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
     good = script(tmp_path / "bin" / "run", "#!/bin/sh\n")

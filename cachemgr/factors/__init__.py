@@ -42,7 +42,7 @@ def describe(
         CannotExecuteError: it names a file that may not be executed.
     """
     if not argv:
-        raise NoSuchCommandError("no command is given")
+        raise NoSuchCommandError("no command is given", hint="it goes after `--`")
     if target is None:
         executables.resolve(argv[0], environ, cwd)
     own = environ
