@@ -178,6 +178,8 @@ def account(case: Case, *, nearest: Sequence[Factor]) -> Account:
     differs = case.differs
     if nearest and case.factors:
         differs = compare(case.factors, nearest).differs
+    # All that only one of two engines has would differ as well.
+    differs = tuple(each for each in differs if each.factor == "engine") or differs
     found = reason(case)
     word = None if found is None else found.word
     says, fix = _sentence(case, word)

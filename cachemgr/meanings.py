@@ -195,9 +195,21 @@ MEANINGS: tuple[Meaning, ...] = (
     ),
     Meaning("flags.*-parallel-size", "how the model is divided between devices"),
     Meaning("flags.dtype flags.quantization flags.kv-cache-dtype", "the number format of weights or cache"),
-    Meaning("flags.unknown", "words that this vLLM does not know; they count as one"),
-    Meaning("flags.config", "a configuration file that could not be read"),
-    Meaning("flags.front-end", "another front end, which has other default sizes of batches"),
+    Meaning(
+        "flags.unknown",
+        "words that this vLLM does not know; they count as one",
+        fix="correct or leave out what this vLLM does not know: cachemgr lookup -- CMD names it",
+    ),
+    Meaning(
+        "flags.config",
+        "a configuration file that could not be read",
+        fix="name a .yaml file that can be read, as `--config FILE`",
+    ),
+    Meaning(
+        "flags.front-end",
+        "another front end, which has other default sizes of batches",
+        fix="give --max-num-batched-tokens and --max-num-seqs to both",
+    ),
     Meaning("flags.*", "a flag of vLLM"),
     Meaning(
         "program", "other bytes of the program itself", fix="run the same file; its path does not count, its bytes do"

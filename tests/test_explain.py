@@ -481,3 +481,17 @@ def test_level_and_graph_mode_say_what_they_turn_on(
 def test_levels_are_told_of_versions_that_were_read() -> None:
     assert known_versions()[0] == "0.26.0"
     assert known_versions()[-1] == "0.33.0", "a new release: look at its OPTIMIZATION_LEVEL tables"
+
+
+@pytest.mark.parametrize("name", ["unknown", "config", "front-end"])
+def test_what_is_no_flag_is_not_told_to_be_left_out(name: str) -> None:
+    [told] = explained([Difference(f"flags.{name}", "sealed:1", None, "blind")])
+    assert f"leave out --{name}" not in told.fix
+    assert told.fix != ""
+
+
+def test_of_another_engine_nothing_else_is_told() -> None:
+    ours, theirs = Factor("engine", "torch", "guard"), Factor("engine", "vllm", "guard")
+    case = Case(LAUNCH.key, "none", LAUNCH.key, compare([ours], [theirs]).differs, (ours,))
+    told = account(case, nearest=(theirs, Factor("vllm", "0.32.0", "guard"), Factor("model", "m", "match")))
+    assert [each.factor for each in told.differs] == ["engine"]

@@ -27,7 +27,7 @@ def notes(program: Program, argv: Sequence[str], cwd: Path) -> tuple[str, ...]:
     text = program.name if program.kind == "code" else _text(cwd / program.name) if program.kind == "file" else ""
     if _STARTS.search(" ".join(argv)) or (_is_of_shell(program, text) and _STARTS.search(text)):
         behind = os.path.basename(argv[0])
-        return (f"{behind} starts vLLM, {_NEITHER}: put `cachemgr run --` directly in front of `vllm`",)
+        return (f"{behind} starts vLLM, {_NEITHER}: move `cachemgr run --` directly in front of `vllm`",)
     if _IMPORTS.search(text):
         return (f"{program.label} imports vLLM, {_NEITHER}: start it without `cachemgr run`, with CACHEMGR_ENABLE=1",)
     return ()
