@@ -243,6 +243,8 @@ def unread(factors: Iterable[Factor]) -> tuple[str, str]:
     says = f"{', '.join(unknown)} cannot be read, so no artifact fits and nothing is captured"
     if unknown == ["device.capability", "device.name"]:
         return says, f"nothing: cachemgr reads NVIDIA's GPUs and CPUs, and this torch computes on {guards['device']}"
+    if all(name.endswith(".code") for name in unknown):
+        return says, "install it as a wheel, of which every file is recorded: an editable or copied one may be anything"
     if "device" in unknown and "torch" not in unknown:
         return says, "nvidia-smi: does the driver answer?"
     return says, "is this the Python that has torch?"

@@ -217,6 +217,10 @@ RECORDED: dict[str, tuple[Launch, str, str, str]] = {
         launch(factors=(Factor("device", "rocm", "guard"), *UNREAD)),
         "absent", "device.capability, device.name cannot be read", "this torch computes on rocm",
     ),
+    "an editable install": (
+        launch(factors=(Factor("torch", "2", "guard"), Factor("vllm.code", None, "guard"))),
+        "absent", "vllm.code cannot be read", "install it as a wheel",
+    ),
     "no driver answers": (
         launch(factors=(Factor("device", None, "guard"), *UNREAD)), "absent", "cannot be read", "nvidia-smi",
     ),
