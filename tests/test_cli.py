@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -118,6 +119,12 @@ def test_show_takes_any_unambiguous_prefix(machine: Machine, key: str) -> None:
     assert capture["key"] == key
     assert {factor["role"] for factor in capture["factors"]} == {"guard", "match"}
     assert machine.cachemgr("show", key, "--files").stdout.count("aotautograd/") == 2
+
+
+def test_show_has_the_command_as_it_is_typed(machine: Machine, command: tuple[str, ...]) -> None:
+    shell = ("sh", "-c", f"true && {shlex.join(command)}")
+    key = machine.run(*shell)["key"]
+    assert f"command   {shlex.join(shell)}" in machine.cachemgr("show", key).stdout
 
 
 def test_show_lists_guards_before_what_may_differ(machine: Machine, key: str) -> None:

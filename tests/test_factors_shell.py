@@ -81,6 +81,7 @@ def test_the_text_of_a_login_shell_counts_whole(tmp_path: Path, options: list[st
 def test_words_can_be_added_to_what_stood_in_a_text() -> None:
     environ = {"A": "0", "B": "2"}
     assert spelled_out(["nice", "vllm", "serve"], environ) == ("nice", "vllm", "serve")
+    assert spelled_out(["sh", "-c", "exec vllm serve m"], environ) == ("vllm", "serve", "m")
     assert spelled_out(["sh", "-c", "A=1 exec vllm serve m"], environ) == ("env", "A=1", "vllm", "serve", "m")
     assert spelled_out(["env", "-S", "-u B taskset 1 vllm serve"], environ) == (
         "env", "-u", "B", "taskset", "1", "vllm", "serve",

@@ -88,7 +88,7 @@ def spelled_out(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[str, .
         return tuple(argv)
     gone = [word for name in sorted(environ.keys() - inner.environ.keys()) for word in ("-u", name)]
     changed = [f"{name}={value}" for name, value in inner.environ.items() if environ.get(name) != value]
-    return ("env", *gone, *changed, *inner.placement, *inner.argv)
+    return (*(("env", *gone, *changed) if gone or changed else ()), *inner.placement, *inner.argv)
 
 
 def _step(command: Command) -> Command | None:
