@@ -17,8 +17,8 @@ from cachemgr.factors.packages import NONE, Torch
 T = TypeVar("T")
 
 CPUINFO = Path("/proc/cpuinfo")
-# Kernel driver, WSL's paravirtual one and that of Jetsons. Without one there is no GPU to ask for, whatever libraries are
-# installed.
+# Kernel driver, WSL's paravirtual one and that of Jetsons. Without one of them there is no GPU to ask for, whatever
+# libraries are installed.
 _NVIDIA_NODES = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/nvmap"))
 _DRM = Path("/dev/dri")
 """Without it, a torch that is built for Intel's GPUs computes on the CPU."""
