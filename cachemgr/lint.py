@@ -59,7 +59,7 @@ def hazards(environ: Mapping[str, str], profile: Profile) -> list[Hazard]:
     if profile.engine == "vllm":
         facts = facts_for(profile.engine_version)
         found += [*_hashed(environ, profile.factors, facts), *_of_flags(profile, facts)]
-    found += [*_of_torch(environ, profile), *unreadable(profile)]
+    found += [*_of_torch(environ, profile), *unreadable(profile), *_hidden(profile)]
     return found
 
 
@@ -144,6 +144,14 @@ _RANDOM = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{12,}|\
 def _looks_random(value: str) -> bool:
     """A UUID, a long hexadecimal or decimal number."""
     return _RANDOM.search(value) is not None
+
+
+def _hidden(profile: Profile) -> Iterator[Hazard]:
+    """An engine that a command starts where nobody looks (`factors/hidden.py`)."""
+    if profile.engine == "torch":
+        for note in profile.notes:
+            what, _, fix = note.partition(": ")
+            yield Hazard("disables", "command", what, fix)
 
 
 def unreadable(profile: Profile) -> Iterator[Hazard]:

@@ -7,6 +7,7 @@ import pytest
 
 from cachemgr.factors import describe, program, shell
 from cachemgr.factors.wrappers import spelled_out, unwrap
+from cachemgr.lint import hazards
 from tests.engines import Engines
 
 ENVIRON = {"MODEL": "org/m", "PORT": "8000", "TWO": "a b", "STAR": "*", "NONE": "", "PWD": "/elsewhere"}
@@ -115,7 +116,9 @@ def test_that_an_engine_is_not_looked_at_is_said(engines: Engines, words: str) -
     texts = {"VLLM": "exec vllm serve m", "CODE": "import vllm"}
     argv = [texts.get(word, word) for word in words.split()]
     environ = {**machine.environ, "PATH": f"{root}/bin:{machine.environ['PATH']}"}
-    [note] = describe(argv, environ, cwd=root, ignored_args=()).notes
+    profile = describe(argv, environ, cwd=root, ignored_args=())
+    [note] = profile.notes
+    assert [hazard.kind for hazard in hazards({}, profile)] == ["disables"]
     assert "compiled graphs are neither captured nor restored" in note
     assert ("CACHEMGR_ENABLE=1" in note) == words.startswith("python")
 
