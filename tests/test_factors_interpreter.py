@@ -103,6 +103,39 @@ def test_only_wrappers_that_place_a_process_are_kept() -> None:
     assert command.placement == ("taskset", "-c", "0")
 
 
+@pytest.mark.parametrize(
+    ("words", "inner"),
+    [
+        ("uv run python x.py", "python x.py"),
+        ("uv run --no-sync --with torch==2.13 -p 3.11 -- vllm serve m", "vllm serve m"),
+        ("poetry run vllm serve m", "vllm serve m"),
+        ("uv run x.py", None),
+        ("uv run --env-file e python x.py", None),
+        ("uv run -m x", None),
+        ("uv pip install x", None),
+        ("conda run -n e python x.py", None),
+    ],
+)
+def test_who_chooses_the_python_is_looked_through_where_it_only_does_that(words: str, inner: str | None) -> None:
+    found = unwrap(words.split(), {})
+    assert (found.chosen, found.argv) == (inner is not None, tuple((inner or words).split()))
+    assert unwrap(words.split(), {"UV_ENV_FILE": "e"}).chosen is False
+
+
+def test_who_chooses_the_python_is_asked_for_it(tmp_path: Path) -> None:
+    """It was the first one on the path, whatever torch that has."""
+    chosen = script(tmp_path / "venv" / "bin" / "python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    script(tmp_path / "bin" / "uv", f'#!/bin/sh\nshift\nPATH={chosen.parent}:$PATH exec "$@"\n')
+    script(tmp_path / "bin" / "python", "#!/bin/sh\nexit 1\n")
+    environ = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
+    command = unwrap(["taskset", "-c", str(min(os.sched_getaffinity(0))), "uv", "run", "vllm", "serve"], environ)
+    python = interpreter.launcher(command, tmp_path)
+    assert python == ("python",)
+    found = interpreter.ask(python, (), command, tmp_path)
+    assert found is not None
+    assert (found.version, len(found.cpus)) == (sys.version.split()[0], 1)
+
+
 def test_a_shebang_names_the_python(tmp_path: Path) -> None:
     python = fake_python(tmp_path / "venv")
     run = script(tmp_path / "run", f"#!{python} -E\nprint()\n")

@@ -104,15 +104,15 @@ def test_an_engine_behind_a_shell_has_the_key_of_the_engine(engines: Engines) ->
     assert shown[0] == shown[1]
 
 
-@pytest.mark.parametrize("words", ["sh -lc VLLM", "uv run VLLM", "./entry.sh m", "python offline.py", "python -c CODE"])
+@pytest.mark.parametrize("words", ["sh -lc VLLM", "conda run VLLM", "./entry.sh m", "python llm.py", "python -c CODE"])
 def test_that_an_engine_is_not_looked_at_is_said(engines: Engines, words: str) -> None:
     """It said `used` and `0 added` of a start that compiled all its graphs."""
     machine, root = engines.machine("one"), engines.directory
-    (root / "bin" / "uv").write_text("\x7fELF")
-    (root / "bin" / "uv").chmod(0o755)
+    (root / "bin" / "conda").write_text("\x7fELF")
+    (root / "bin" / "conda").chmod(0o755)
     (root / "entry.sh").write_text('#!/bin/bash\nset -e\nexec vllm serve "$@"\n')
     (root / "entry.sh").chmod(0o755)
-    (root / "offline.py").write_text("import os\n\nfrom vllm import LLM\n")
+    (root / "llm.py").write_text("import os\n\nfrom vllm import LLM\n")
     texts = {"VLLM": "exec vllm serve m", "CODE": "import vllm"}
     argv = [texts.get(word, word) for word in words.split()]
     environ = {**machine.environ, "PATH": f"{root}/bin:{machine.environ['PATH']}"}

@@ -1,9 +1,9 @@
 """Commands that only prepare something and then become another command: `env A=1 nice python x.py`.
 
 Looked through only where every word is understood; anything else is left as it is, and its Python is then found
-elsewhere. The words are those of GNU coreutils 9, util-linux 2.40, numactl 2.0, GNU time 1.9, tini 0.19 and dumb-init
-1.2 (their `--help`). What changes the user (`sudo`, `gosu`) or the environment by rules of its own (`uv run`,
-`conda run`) is none of them.
+elsewhere. The words are those of GNU coreutils 9, util-linux 2.40, numactl 2.0, GNU time 1.9, tini 0.19, dumb-init 1.2
+and uv 0.9 (their `--help`). What changes the user (`sudo`, `gosu`), or variables by files of its own (`conda run`), is
+none of them.
 """
 
 import os
@@ -28,6 +28,8 @@ class Command(msgspec.Struct, frozen=True):
     argv: tuple[str, ...]
     environ: dict[str, str]
     """The variables that the inner command sees."""
+    chosen: bool = False
+    """Whether a wrapper chooses the Python, by itself (`uv run`): the placement has to be asked for it."""
 
 
 class _Wrapper(msgspec.Struct, frozen=True):
@@ -70,6 +72,22 @@ _WRAPPERS: dict[str, _Wrapper] = {
     "tini": _Wrapper(flags=_words("-s -w -g -v -vv -vvv"), valued=_words("-p -e")),
     "dumb-init": _Wrapper(flags=_words("-c --single-child -v --verbose"), valued=_words("-r --rewrite")),
 }
+# Of `uv run` and `poetry run`: what chooses the environment, and what says how much is told. Not among it are
+# `--env-file`, `--directory` and `--module`.
+_RUNNERS = {
+    "poetry": _Wrapper(),
+    "uv": _Wrapper(
+        flags=_words(
+            "--active --all-extras --all-groups --exact --frozen --isolated --locked --managed-python --native-tls "
+            "--no-cache --no-config --no-default-groups --no-dev --no-env-file --no-managed-python --no-progress "
+            "--no-project --no-sync --offline --only-dev -q --quiet -v --verbose -n"
+        ),
+        valued=_words(
+            "--cache-dir --default-index --extra --extra-index-url --find-links --group --index --index-url --no-extra "
+            "--no-group --only-group --package --project -p --python --with --with-editable --with-requirements"
+        ),
+    ),
+}
 _WRAPPERS["docker-init"] = _WRAPPERS["tini"]  # the same program by another name
 
 
@@ -99,6 +117,8 @@ def _step(command: Command) -> Command | None:
         return _through_env(command)
     if name in shell.SHELLS:
         return _through_shell(command)
+    if name in _RUNNERS and command.argv[1] == "run":
+        return _through_runner(_RUNNERS[name], command)
     if name not in _WRAPPERS:
         return None
     skipped = _own_words(_WRAPPERS[name], command.argv)
@@ -110,7 +130,18 @@ def _inner(command: Command, skipped: int, environ: dict[str, str]) -> Command |
         return None
     words, argv = command.argv[:skipped], command.argv[skipped:]
     places = os.path.basename(words[0]) in _PLACES
-    return Command(command.placement + words if places else command.placement, argv, environ)
+    return Command(command.placement + words if places else command.placement, argv, environ, command.chosen)
+
+
+def _through_runner(runner: _Wrapper, command: Command) -> Command | None:
+    """`uv run python x.py`; of a script that is no command (`uv run x.py`) only uv knows how it starts."""
+    skipped = _own_words(runner, command.argv[1:])
+    if skipped is None or skipped + 1 >= len(command.argv) or "UV_ENV_FILE" in command.environ:
+        return None
+    words, argv = command.argv[: skipped + 1], command.argv[skipped + 1 :]
+    if argv[0] == "-" or argv[0].endswith((".py", ".pyw", ".pyz")) or "://" in argv[0]:
+        return None
+    return Command(command.placement + words, argv, command.environ, chosen=True)
 
 
 def _own_words(wrapper: _Wrapper, argv: tuple[str, ...]) -> int | None:
@@ -142,7 +173,7 @@ def _through_shell(command: Command) -> Command | None:
     found = shell.only_command(command.argv, command.environ)
     if found is None:
         return None
-    return Command(command.placement, found.argv, {**command.environ, **found.assigned})
+    return Command(command.placement, found.argv, {**command.environ, **found.assigned}, command.chosen)
 
 
 def _through_env(command: Command) -> Command | None:
@@ -180,4 +211,4 @@ def _split_env(command: Command, at: int, environ: dict[str, str]) -> Command | 
         words = tuple(shlex.split(text))
     except ValueError:
         return None
-    return Command(command.placement, ("env", *words, *command.argv[at:]), environ)
+    return Command(command.placement, ("env", *words, *command.argv[at:]), environ, command.chosen)
