@@ -29,6 +29,7 @@ def command(text: str, *operands: str, environ: Mapping[str, str] = ENVIRON) -> 
         ("""vllm serve -cc '{"mode": 3}'""", ["vllm", "serve", "-cc", '{"mode": 3}']),
         (r'vllm serve "a\"b" a\ b', ["vllm", "serve", 'a"b', "a b"]),
         ("A=1 B='x y' exec vllm serve m C=3", ["A=1", "B=x y", "vllm", "serve", "m", "C=3"]),
+        ("vllm serve m 2>&1 --x", ["vllm", "serve", "m", "--x"]),
         ("PORT=/x:$PORT vllm serve m", ["PORT=/x:8000", "vllm", "serve", "m"]),
     ],
 )
@@ -40,6 +41,7 @@ def test_one_plain_command_is_read_as_the_shell_reads_it(text: str, words: list[
     "text",
     [
         "cd / && vllm serve m", "vllm serve m | tee log", "vllm serve m &", "vllm serve m; true", "vllm serve m > log",
+        "vllm serve m12>&1", "vllm serve m 2>&1x", "vllm serve $MODEL\\\nX",
         "vllm serve $(cat m)", "vllm serve `cat m`", "vllm serve $UNSET", "vllm serve $STAR", "vllm serve $TWO",
         "vllm serve m*", "vllm serve ~/m", "vllm serve {a,b}", "vllm serve m # 1", "vllm serve $1", 'vllm serve "$*"',
         "vllm serve 'm", 'vllm serve "m', "vllm serve $PWD", "A=1 vllm serve $A", "A=1", "", "exec -a x vllm serve m",

@@ -1,8 +1,9 @@
 """The command that a shell is told to start by `-c`, where its text is one plain command and nothing else.
 
 Charts and images start engines that way: `sh -c 'exec vllm serve $MODEL --port 8000'`. What is understood are words,
-quotes, variables of the environment, assignments in front, `exec`, and `"$@"`; any other text is a program of its own,
-and so is a shell that reads a start-up file first (POSIX.1-2024, Shell Command Language; bash 5.2 manual, Invocation).
+quotes, variables of the environment, assignments in front, `exec`, `"$@"` and `2>&1`; any other text is a program of
+its own, and so is a shell that reads a start-up file first (POSIX.1-2024, Shell Command Language; bash 5.2 manual,
+Invocation).
 """
 
 import re
@@ -14,11 +15,12 @@ SHELLS = frozenset({"sh", "bash", "dash"})
 
 _OPTIONS = re.compile(r"-(?=.)[ceux]*(o?)")
 _SETTINGS = frozenset({"errexit", "nounset", "pipefail", "xtrace"})
+_MERGED = "2>&1"
 _BLANK = " \t\n"
 _PLAIN = re.compile(r"[\w@%+=:,./^-]")
 """What means itself outside of quotes, in any place of a word."""
-_VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})")
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=")
+_VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})", re.ASCII)
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=", re.ASCII)
 _OWN = re.compile(
     r"BASH\w*|E?UID|IFS|LINENO|OLDPWD|OPT(ARG|IND)|PPID|PWD|P?S\d|RANDOM|S?RANDOM|SECONDS|SHLVL|EPOCH\w+|_"
 )
@@ -144,6 +146,9 @@ class _Reader:
         return at + 1
 
     def _plain(self, text: str, at: int) -> int | None:
+        end = at + len(_MERGED)
+        if text.startswith(_MERGED, at) and not self._word.begun and not text[end : end + 1].strip(_BLANK):
+            return end  # both streams in one: no word, and nothing else
         if not self._word.begun and (found := _ASSIGNMENT.match(text, at)) is not None:
             self._word.named = len(found[0])
             self._add(found[0])
@@ -188,6 +193,8 @@ class _Reader:
         name = "" if found is None else found[1] or found[2]
         value = self._environ.get(name)
         if found is None or value is None or name in self._assigned or _OWN.fullmatch(name):
+            return None
+        if text.startswith("\\\n", found.end()):  # the name goes on in the next line
             return None
         if not quoted and not (value and all(_PLAIN.fullmatch(letter) for letter in value)):
             return None
