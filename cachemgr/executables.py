@@ -13,6 +13,8 @@ from pathlib import Path
 
 from cachemgr.errors import CannotExecuteError, NoSuchCommandError
 
+_OF_THE_SHELL = frozenset({"cd", "exec", "export", "source", "ulimit"})
+
 
 def ask(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, seconds: float) -> bytes | None:
     """What `argv` prints to stdout, or None when it fails, cannot start or takes longer than `seconds`."""
@@ -55,9 +57,15 @@ def resolve(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
     for path, mode in found:
         if stat.S_ISREG(mode) and os.access(path, os.X_OK):
             return path
+    if found and stat.S_ISDIR(found[0][1]):
+        raise CannotExecuteError(f"`{name}` is a directory ({found[0][0]})", hint="name a command in it")
     if found:
         raise CannotExecuteError(
             f"`{name}` cannot be executed ({found[0][0]})", hint=f"chmod +x {found[0][0]}, or name an interpreter"
+        )
+    if name in _OF_THE_SHELL:
+        raise NoSuchCommandError(
+            f"`{name}` is a word of the shell, and no command", hint="leave it out, or use sh -c '…'"
         )
     raise NoSuchCommandError(f"no command `{name}`", hint="check its spelling and PATH; it goes after `--`")
 

@@ -14,7 +14,7 @@ import msgspec
 from cachemgr.capture import Launch, Verdict
 from cachemgr.domains.scrub import MARK
 from cachemgr.key import Comparison, Difference, Factor, Key, Result, compare, folder
-from cachemgr.meanings import debug_adds_asserts, meaning
+from cachemgr.meanings import debug_adds_asserts, meaning, unread
 
 Word = Literal[
     "denied",
@@ -181,6 +181,8 @@ def account(case: Case, *, nearest: Sequence[Factor]) -> Account:
     differs = case.differs
     if nearest and case.factors:
         differs = compare(case.factors, nearest).differs
+    # All that only one of two engines has would differ as well.
+    differs = tuple(each for each in differs if each.factor == "engine") or differs
     found = reason(case)
     word = None if found is None else found.word
     says, fix = _sentence(case, word)
@@ -314,6 +316,9 @@ _SENTENCES: dict[Word | None, tuple[str, str]] = {
 
 def _sentence(case: Case, word: Word | None) -> tuple[str, str]:
     says, fix = _SENTENCES[word]
+    unread_says, unread_fix = unread(case.factors)
+    if word in {"absent", "guard"} and unread_says:
+        return unread_says, unread_fix
     if word == "relation" and case.reasons:
         says = f"{says}: {case.reasons[0]}"
     if word == "added" and case.added:

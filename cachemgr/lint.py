@@ -15,7 +15,7 @@ from cachemgr.factors.profile import Profile
 from cachemgr.factors.vllm.facts import Facts, facts_for
 from cachemgr.factors.vllm.model import HUB_TRUE
 from cachemgr.key import Factor
-from cachemgr.meanings import debug_adds_asserts, meaning
+from cachemgr.meanings import debug_adds_asserts, meaning, unread
 from cachemgr.sensitive import is_secret
 
 Kind = Literal["fragments", "poisons", "disables", "breaks"]
@@ -59,7 +59,7 @@ def hazards(environ: Mapping[str, str], profile: Profile) -> list[Hazard]:
     if profile.engine == "vllm":
         facts = facts_for(profile.engine_version)
         found += [*_hashed(environ, profile.factors, facts), *_of_flags(profile, facts)]
-    found += [*_of_torch(environ, profile), *unreadable(profile)]
+    found += [*_of_torch(environ, profile), *unreadable(profile), *_hidden(profile)]
     return found
 
 
@@ -146,8 +146,16 @@ def _looks_random(value: str) -> bool:
     return _RANDOM.search(value) is not None
 
 
+def _hidden(profile: Profile) -> Iterator[Hazard]:
+    """An engine that a command starts where nobody looks (`factors/hidden.py`)."""
+    if profile.engine == "torch":
+        for note in profile.notes:
+            what, _, fix = note.partition(": ")
+            yield Hazard("disables", "command", what, fix)
+
+
 def unreadable(profile: Profile) -> Iterator[Hazard]:
     """The guards that could not be read."""
     if profile.unknown_guards:
-        what = f"{', '.join(profile.unknown_guards)} cannot be read, so no artifact fits and nothing is captured"
-        yield Hazard("disables", "command", what, "is this the Python that has torch?")
+        what, fix = unread(profile.factors)
+        yield Hazard("disables", "command", what, fix)

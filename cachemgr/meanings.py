@@ -6,9 +6,12 @@ are those of the modules below `cachemgr.factors`, which made the factors.
 """
 
 import re
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 import msgspec
+
+from cachemgr.key import Factor
 
 
 class Meaning(msgspec.Struct, frozen=True):
@@ -111,8 +114,8 @@ MEANINGS: tuple[Meaning, ...] = (
     Meaning(
         "model.draft",
         "other configuration files of the draft model, or none where it was not downloaded yet; vLLM below 0.31 leaves "
-        "them out of its hash and would take the graph of another draft",
-        fix="pin the draft's revision in --speculative-config on all machines, and download it before the start",
+        "them out of its hash, every release those of a speculators checkpoint, and takes the graph of another draft",
+        fix="pin the draft's revision on all machines (in --speculative-config), and download it before the start",
     ),
     Meaning(
         "env.VLLM_RAY_BUNDLE_INDICES env.RAY_EXPERIMENTAL_NOSET_*",
@@ -192,9 +195,21 @@ MEANINGS: tuple[Meaning, ...] = (
     ),
     Meaning("flags.*-parallel-size", "how the model is divided between devices"),
     Meaning("flags.dtype flags.quantization flags.kv-cache-dtype", "the number format of weights or cache"),
-    Meaning("flags.unknown", "words that this vLLM does not know; they count as one"),
-    Meaning("flags.config", "a configuration file that could not be read"),
-    Meaning("flags.front-end", "another front end, which has other default sizes of batches"),
+    Meaning(
+        "flags.unknown",
+        "words that this vLLM does not know; they count as one",
+        fix="correct or leave out what this vLLM does not know: cachemgr lookup -- CMD names it",
+    ),
+    Meaning(
+        "flags.config",
+        "a configuration file that could not be read",
+        fix="name a .yaml file that can be read, as `--config FILE`",
+    ),
+    Meaning(
+        "flags.front-end",
+        "another front end, which has other default sizes of batches",
+        fix="give --max-num-batched-tokens and --max-num-seqs to both",
+    ),
     Meaning("flags.*", "a flag of vLLM"),
     Meaning(
         "program", "other bytes of the program itself", fix="run the same file; its path does not count, its bytes do"
@@ -217,3 +232,19 @@ def meaning(factor: str) -> Meaning:
 def debug_adds_asserts(torch: str | None) -> bool:
     """Whether vLLM's DEBUG logging may change what this torch compiles (0.26-0.33 `config/compilation.py`)."""
     return torch is None or tuple(int(part) for part in re.findall(r"\d{1,9}", torch)[:2]) < _ASSERTS_GONE
+
+
+def unread(factors: Iterable[Factor]) -> tuple[str, str]:
+    """What a guard that cannot be read means, and what to do; empty where all of them were read."""
+    guards = {factor.name: factor.value for factor in factors if factor.role == "guard"}
+    unknown = sorted(name for name, value in guards.items() if value is None)
+    if not unknown:
+        return "", ""
+    says = f"{', '.join(unknown)} cannot be read, so no artifact fits and nothing is captured"
+    if unknown == ["device.capability", "device.name"]:
+        return says, f"nothing: cachemgr reads NVIDIA's GPUs and CPUs, and this torch computes on {guards['device']}"
+    if all(name.endswith(".code") for name in unknown):
+        return says, "install it as a wheel, of which every file is recorded: an editable or copied one may be anything"
+    if "device" in unknown and "torch" not in unknown:
+        return says, "nvidia-smi: does the driver answer?"
+    return says, "is this the Python that has torch?"

@@ -16,7 +16,9 @@ _SECRET = re.compile(
 )
 _LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 _HEADER = re.compile(r"(?i)\b(authorization\s*[:=]\s*(?:[a-z]+\s+)?|bearer\s+)[A-Za-z0-9._~+/=-]{4,}")
-_NAME = re.compile(r"(?<![\w.-])([\w.-]+)[\"']?\s*[=:]\s*")  # a word is looked at from its beginning only
+# A word is looked at from its beginning only. A blank is between a name and its value where the name is an option, as
+# in the text of `sh -c`.
+_NAME = re.compile(r"(?<![\w.-])(?:([\w.-]+)[\"']?\s*[=:]\s*|(--[A-Za-z][\w.-]*)\s+)")
 _VALUE = re.compile(r"\"[^\"]*\"|'[^']*'|[^\s&;,\"']+")
 _SIGNED = re.compile(r"(?i)([?&](?:x-amz-[a-z-]+|x-goog-[a-z-]+|awsaccesskeyid|signature|sig|key|code)=)[^&\s#\"']+")
 """Queries of signed URLs (AWS Signature Version 4, Google Cloud Storage V4, Azure SAS) and of API gateways."""
@@ -51,11 +53,11 @@ def _plain(text: str) -> str:
 
 
 def _unnamed(text: str) -> str:
-    """Without what is given to a name that hides secrets, `name=value` or `name: value`."""
+    """Without what is given to a name that hides secrets, `name=value`, `name: value` or `--name value`."""
     pieces, at = [], 0
     for found in _NAME.finditer(text):
-        value = _VALUE.match(text, found.end()) if is_secret(found[1]) else None
-        if value is not None and found.start() >= at and not value[0].startswith(HIDDEN):
+        value = _VALUE.match(text, found.end()) if is_secret(found[1] or found[2]) else None
+        if value is not None and found.start() >= at and not value[0].startswith((HIDDEN, "-")):
             pieces += [text[at : value.start()], HIDDEN]
             at = value.end()
     return "".join([*pieces, text[at:]])

@@ -217,6 +217,17 @@ def age(value: Value) -> float:
     return float(found[1]) * _AGE_SECONDS[found[2]]
 
 
+def typed_age(text: str) -> float:
+    """Seconds of an age that somebody types where something goes by it: of `30` alone nobody knows the unit.
+
+    Raises:
+        ValueError: it is written otherwise.
+    """
+    if text.isdecimal() and text != "0":
+        raise ValueError("needs a unit, as in 30d or 12h")
+    return age(text)
+
+
 def _sign_key(value: Value) -> Value:
     """Never the key itself, which would be shown by `config show`. Its text is not in the error either."""
     if isinstance(value, str) and "PRIVATE KEY" in value:

@@ -56,9 +56,11 @@ def test_an_engine_also_near_with_its_phases(engines: Engines) -> None:
     assert drawn.count("<rect") == 4
 
 
-def test_settings_that_come_to_the_same_are_marked_and_started_once(engines: Engines) -> None:
-    machine = engines.machine("planner")
-    done = machine.cachemgr("bench", "--dry-run", "--json", "--vary", "optimization-level", "--", *engines.serve())
+@pytest.mark.parametrize("shell", [False, True])
+def test_settings_that_come_to_the_same_are_marked_and_started_once(engines: Engines, *, shell: bool) -> None:
+    machine, words = engines.machine("planner"), engines.serve()
+    words = ("sh", "-c", f"exec {' '.join(words)}") if shell else words
+    done = machine.cachemgr("bench", "--dry-run", "--json", "--vary", "optimization-level", "--", *words)
     told = json.loads(done.stdout)
     same = {each["name"]: each["same_as"] for each in told["variants"]}
     assert same == {"as given": None, "-O0": None, "-O1": None, "-O2": "as given", "-O3": "as given", "near": None}

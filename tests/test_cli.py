@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -118,6 +119,12 @@ def test_show_takes_any_unambiguous_prefix(machine: Machine, key: str) -> None:
     assert capture["key"] == key
     assert {factor["role"] for factor in capture["factors"]} == {"guard", "match"}
     assert machine.cachemgr("show", key, "--files").stdout.count("aotautograd/") == 2
+
+
+def test_show_has_the_command_as_it_is_typed(machine: Machine, command: tuple[str, ...]) -> None:
+    shell = ("sh", "-c", f"true && {shlex.join(command)}")
+    key = machine.run(*shell)["key"]
+    assert f"command   {shlex.join(shell)}" in machine.cachemgr("show", key).stdout
 
 
 def test_show_lists_guards_before_what_may_differ(machine: Machine, key: str) -> None:
@@ -332,3 +339,21 @@ def test_what_is_about_this_machine_asks_no_service(tmp_path: Path, words: tuple
     done = machine.cachemgr("--server", "http://127.0.0.1:1", *words, code=2)
     assert f"`{words[0]}` is about the stores of this machine" in done.stderr
     assert "hint: leave out --server" in done.stderr
+
+
+@pytest.mark.parametrize(("streams", "code"), [(">/dev/full", 1), (">&-", 0)])
+@pytest.mark.parametrize("words", ["ls", "config show", "--help"])
+def test_output_that_cannot_be_written_is_no_traceback(
+    machine: Machine, key: str, words: str, streams: str, code: int
+) -> None:
+    del key
+    start = f"{sys.executable} -m cachemgr {words} {streams}"
+    done = subprocess.run(["sh", "-c", start], env=machine.environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+    assert ("error: the output cannot be written: No space left on device" in done.stderr) == bool(code)
+
+
+def test_who_cannot_be_asked_needs_a_yes(machine: Machine, key: str) -> None:
+    start = f"{sys.executable} -m cachemgr rm {key} <&-"
+    done = subprocess.run(["sh", "-c", start], env=machine.environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, "needs a yes" in done.stderr) == (2, True)

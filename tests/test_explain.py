@@ -187,6 +187,7 @@ def launch(**changes: object) -> Launch:
 
 OTHER = (Difference("env.CI", "set", None, "match"),)
 REJECTED = Observation(entries=(Entry("ab/backbone/0", "rejected", "pickle data was truncated"),))
+UNREAD = (Factor("device.name", None, "guard"), Factor("device.capability", None, "guard"))
 RECORDED: dict[str, tuple[Launch, str, str, str]] = {
     # class: what is recorded, the word, the sentence, what to do
     "denied": (launch(errors={"mirror denied": 1}), "denied", "a store denied access", "cachemgr doctor"),
@@ -220,6 +221,17 @@ RECORDED: dict[str, tuple[Launch, str, str, str]] = {
     ),
     "damaged": (launch(reasons=("damaged capture: torn",)), "damaged", "are damaged", "cachemgr rm"),
     "absent": (launch(), "absent", "the first of its kind", "start it once"),
+    "guards that cannot be read": (
+        launch(factors=(Factor("device", "rocm", "guard"), *UNREAD)),
+        "absent", "device.capability, device.name cannot be read", "this torch computes on rocm",
+    ),
+    "an editable install": (
+        launch(factors=(Factor("torch", "2", "guard"), Factor("vllm.code", None, "guard"))),
+        "absent", "vllm.code cannot be read", "install it as a wheel",
+    ),
+    "no driver answers": (
+        launch(factors=(Factor("device", None, "guard"), *UNREAD)), "absent", "cannot be read", "nvidia-smi",
+    ),
     "a driver that is too old": (
         launch(artifact=LAUNCH.key, reasons=("cuda_runtime 13.0: driver runs 12.8",)),
         "relation", "cuda_runtime 13.0: driver runs 12.8", "cachemgr doctor",
@@ -481,3 +493,17 @@ def test_level_and_graph_mode_say_what_they_turn_on(
 def test_levels_are_told_of_versions_that_were_read() -> None:
     assert known_versions()[0] == "0.26.0"
     assert known_versions()[-1] == "0.33.0", "a new release: look at its OPTIMIZATION_LEVEL tables"
+
+
+@pytest.mark.parametrize("name", ["unknown", "config", "front-end"])
+def test_what_is_no_flag_is_not_told_to_be_left_out(name: str) -> None:
+    [told] = explained([Difference(f"flags.{name}", "sealed:1", None, "blind")])
+    assert f"leave out --{name}" not in told.fix
+    assert told.fix != ""
+
+
+def test_of_another_engine_nothing_else_is_told() -> None:
+    ours, theirs = Factor("engine", "torch", "guard"), Factor("engine", "vllm", "guard")
+    case = Case(LAUNCH.key, "none", LAUNCH.key, compare([ours], [theirs]).differs, (ours,))
+    told = account(case, nearest=(theirs, Factor("vllm", "0.32.0", "guard"), Factor("model", "m", "match")))
+    assert [each.factor for each in told.differs] == ["engine"]

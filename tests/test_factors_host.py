@@ -91,6 +91,15 @@ def test_a_rocm_torch_has_an_unknown_device() -> None:
     assert host.device(Torch(cuda="none", hip="6.4"), {}) == host.Device("rocm")
 
 
+def test_devices_of_others_are_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They counted as the CPU, so two models of an accelerator shared a key."""
+    assert host.device(Torch(cuda="none", hip="none", other="npu"), {}) == host.Device("npu")
+    monkeypatch.setattr(host, "_DRM", tmp_path / "dri")
+    assert host.device(Torch(cuda="none", hip="none", other="xpu"), {}) == host.Device("cpu")
+    (tmp_path / "dri").mkdir()
+    assert host.device(Torch(cuda="none", hip="none", other="xpu"), {}) == host.Device("xpu")
+
+
 def tool(path: Path, text: str) -> Path:
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)

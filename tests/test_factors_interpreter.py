@@ -68,6 +68,12 @@ def test_a_python_is_looked_up_on_the_path_of_the_command(tmp_path: Path) -> Non
         "numactl --cpunodebind=0 -m 0",
         "numactl -N 0 --localalloc",
         "time -p",
+        "ionice -c 2 -n 0",
+        "ionice -c3 -t",
+        "chrt --fifo 10",
+        "tini -g -- ",
+        "dumb-init -c",
+        "docker-init -p SIGTERM --",
         "env A=1 nice timeout 5 stdbuf -o0",
     ],
 )
@@ -77,7 +83,9 @@ def test_wrappers_are_looked_through(tmp_path: Path, prefix: str) -> None:
     assert command.argv == (str(python), "x.py")
 
 
-@pytest.mark.parametrize("prefix", ["taskset -p 12", "timeout --what 5", "env -C /", "numactl --hardware", "nice"])
+@pytest.mark.parametrize(
+    "prefix", ["taskset -p 12", "timeout --what 5", "env -C /", "numactl --hardware", "nice", "ionice -p 1"]
+)
 def test_wrappers_that_are_not_understood_are_left_alone(prefix: str) -> None:
     assert unwrap(prefix.split(), {}).argv == tuple(prefix.split())
 
@@ -93,6 +101,39 @@ def test_what_env_changes_is_what_the_command_sees() -> None:
 def test_only_wrappers_that_place_a_process_are_kept() -> None:
     command = unwrap(["nohup", "taskset", "-c", "0", "time", "-o", "log", "timeout", "5", "python"], {})
     assert command.placement == ("taskset", "-c", "0")
+
+
+@pytest.mark.parametrize(
+    ("words", "inner"),
+    [
+        ("uv run python x.py", "python x.py"),
+        ("uv run --no-sync --with torch==2.13 -p 3.11 -- vllm serve m", "vllm serve m"),
+        ("poetry run vllm serve m", "vllm serve m"),
+        ("uv run x.py", None),
+        ("uv run --env-file e python x.py", None),
+        ("uv run -m x", None),
+        ("uv pip install x", None),
+        ("conda run -n e python x.py", None),
+    ],
+)
+def test_who_chooses_the_python_is_looked_through_where_it_only_does_that(words: str, inner: str | None) -> None:
+    found = unwrap(words.split(), {})
+    assert (found.chosen, found.argv) == (inner is not None, tuple((inner or words).split()))
+    assert unwrap(words.split(), {"UV_ENV_FILE": "e"}).chosen is False
+
+
+def test_who_chooses_the_python_is_asked_for_it(tmp_path: Path) -> None:
+    """It was the first one on the path, whatever torch that has."""
+    chosen = script(tmp_path / "venv" / "bin" / "python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    script(tmp_path / "bin" / "uv", f'#!/bin/sh\nshift\nPATH={chosen.parent}:$PATH exec "$@"\n')
+    script(tmp_path / "bin" / "python", "#!/bin/sh\nexit 1\n")
+    environ = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
+    command = unwrap(["taskset", "-c", str(min(os.sched_getaffinity(0))), "uv", "run", "vllm", "serve"], environ)
+    python = interpreter.launcher(command, tmp_path)
+    assert python == ("python",)
+    found = interpreter.ask(python, (), command, tmp_path)
+    assert found is not None
+    assert (found.version, len(found.cpus)) == (sys.version.split()[0], 1)
 
 
 def test_a_shebang_names_the_python(tmp_path: Path) -> None:
@@ -148,6 +189,13 @@ def test_a_file_without_permission_cannot_be_executed(tmp_path: Path) -> None:
     for name in ("data", "./data"):
         with pytest.raises(CannotExecuteError, match="data"):
             executables.resolve(name, {"PATH": str(tmp_path)}, tmp_path)
+
+
+def test_a_directory_and_a_word_of_the_shell_are_called_so(tmp_path: Path) -> None:
+    with pytest.raises(CannotExecuteError, match="is a directory"):
+        executables.resolve(str(tmp_path), {}, tmp_path)
+    with pytest.raises(NoSuchCommandError, match="word of the shell"):
+        executables.resolve("exec", {"PATH": str(tmp_path)}, tmp_path)
 
 
 def test_a_later_executable_wins_over_an_earlier_file_without_permission(tmp_path: Path) -> None:
@@ -247,6 +295,14 @@ def test_torch_is_read_as_text(tmp_path: Path) -> None:
     found = packages.torch([str(tmp_path)], tmp_path)
     assert (found.version, found.cuda, found.hip, found.site) == ("2.13.0+cu128", "12.8", "none", str(tmp_path))
     assert found.code is not None
+
+
+def test_a_device_that_torch_is_built_or_extended_for(tmp_path: Path) -> None:
+    torch_files(tmp_path / "a", VERSION + "xpu: Optional[str] = '20250301'\n")
+    torch_files(tmp_path / "b", VERSION + "xpu: Optional[str] = None\n")
+    (tmp_path / "c" / "torch_npu").mkdir(parents=True)
+    paths = ("a",), ("b",), ("b", "c")
+    assert [packages.torch(path, tmp_path).other for path in paths] == ["xpu", None, "npu"]
 
 
 def test_without_torch_everything_about_it_is_unknown(tmp_path: Path) -> None:

@@ -152,6 +152,8 @@ def test_accelerate_starts_the_first_script(tmp_path: Path) -> None:
     found = factors(tmp_path, "accelerate", "launch", "--multi_gpu", "--num_processes", "2", "x.py", "a")
     assert found["program"] == factors(tmp_path, "python", "x.py")["program"]
     assert found["program.launcher_args"] == '["--multi_gpu","--num_processes","2"]'
+    node = ("--machine_rank", "1", "--main_process_ip=10.0.0.1", "--main-process-port", "29500")
+    assert factors(tmp_path, "accelerate", "launch", *node, "--multi_gpu", "--num_processes", "2", "x.py", "a") == found
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,7 @@ def test_a_dry_run_of_a_pin_pins_nothing(machine: Machine) -> None:
     [
         (("--max-size", "much"), "`much` is no size"),
         (("--unused-for", "long"), "`long` is no age"),
+        (("--unused-for", "30"), "`30` is no age: it needs a unit"),
         (("--keep-last", "0"), "0 is not in the range"),
         (("--env", "."), "--env goes with --old-versions"),
         (("--live", "--env", "."), "--live goes without"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.machines import Fleet, install_stand_in
+from tests.machines import Fleet, install_stand_in, launches_in
 
 PYTHON = sys.executable
 
@@ -321,3 +322,13 @@ def test_a_report_goes_into_a_pipe_and_not_into_its_place(fleet: Fleet) -> None:
     assert pipe.is_fifo()
     done = machine.cachemgr("run", "--report", "/dev/stdout", "--", *fleet.command("f"))
     assert json.loads(done.stdout.splitlines()[-1])["verdict"] == "used"
+
+
+@pytest.mark.parametrize("streams", ["2>/dev/full", ">/dev/full 2>&1", "2>&-", "<&- >&- 2>&-"])
+def test_the_exit_code_is_the_commands_also_where_nothing_can_be_written(fleet: Fleet, streams: str) -> None:
+    """It was 120, by which Python tells that it could not write."""
+    machine = fleet.machine("one")
+    words = shlex.join([sys.executable, "-m", "cachemgr", "run", "--", "sh", "-c", "exit 7"])
+    done = subprocess.run(["sh", "-c", f"{words} {streams}"], env=machine.environ, cwd=machine.root, check=False)
+    assert done.returncode == 7
+    assert [launch["exit_code"] for launch in launches_in(machine.store)] == [7]

@@ -19,6 +19,8 @@ HELD = {
     "an assignment": "DB_PASSWORD=PASS",
     "a quoted assignment": "API_KEY='PASS PASS' next",
     "a colon": "api_key: PASS",
+    "an option in a text": "cd / && vllm serve m --api-key PASS --port 1",
+    "a quoted value of an option": "serve --hf-token 'PASS PASS' next",
     "JSON": '{"password": "PASS"}',
     "deep JSON": '{"a": [{"auth_token": "PASS"}], "b": {"secret": {"c": ["PASS"]}}}',
     "JSON behind an option": '--x={"api_key": "PASS"}',
@@ -31,7 +33,8 @@ HELD = {
 PLAIN = [
     "", "--port=8000", "a:b", "http://host:8000/x?a=1&rev=2", "file.py", "--max-tokens=5", "tokens=3", "k=v", "C:/x",
     '{"a": 1,"b":[ 2 ]}', '{"a": "x"', "[1, 2]", "sk-1", "hf_short", "meta-llama/Llama-3.1-8B", "author=me", "{}", "=",
-    "token", "bearer", "https://h/path@v1/x", '{"token_ids": [1, 2]}',
+    "token", "bearer", "serve --api-key --port 1", "--max-tokens 5 --port 1",
+    "https://h/path@v1/x", '{"token_ids": [1, 2]}',
 ]  # fmt: skip
 
 

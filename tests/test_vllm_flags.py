@@ -1,6 +1,7 @@
 """Flags of vLLM: one meaning is one factor however it is spelled, another meaning is another factor."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -221,6 +222,10 @@ class TestConfigFile:
 
     def test_one_that_is_absent(self, tmp_path: Path) -> None:
         assert parse("m --config c.yaml", cwd=tmp_path).config_file is not None
+
+    def test_a_pipe_is_left_to_the_engine(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "c.yaml")
+        assert parse("m --config c.yaml", cwd=tmp_path).config_file == "c.yaml: no file that can be read"
 
 
 def test_a_model_is_left_to_its_own_module() -> None:

@@ -13,6 +13,7 @@ import pytest
 from cachemgr.factors.vllm.facts import facts_for
 from cachemgr.factors.vllm.flags import Draft, parse, role_of_draft
 from cachemgr.factors.vllm.model import _CONFIGS, Model, factors, model
+from cachemgr.key import compare
 
 SOURCES = os.environ.get("CACHEMGR_VLLM_SOURCES")
 PYTHON = os.environ.get("CACHEMGR_VLLM_PYTHON")
@@ -190,9 +191,21 @@ def test_a_speculators_checkpoint_gives_way_to_its_verifier(tmp_path: Path) -> N
     draft = local(tmp_path / "draft", speculators_config={"verifier": {"name_or_path": "org/target"}})
     found = ask(tmp_path, "draft", HF_HUB_OFFLINE="1")
     assert found.hashed == "org/target"
-    assert found.config is not None
+    assert found.config == ask(tmp_path, "org/target").config is not None
     local(draft, speculators_config={"verifier": {"name_or_path": "org/target"}}, draft_vocab_size=8)
-    assert ask(tmp_path, "draft").config != found.config
+    assert ask(tmp_path, "draft").draft != found.draft is not None
+
+
+def test_how_many_tokens_a_speculators_checkpoint_drafts_is_in_no_hash(tmp_path: Path) -> None:
+    """It was part of `model.config`, so a graph for three tokens was restored for a start with five."""
+    made = []
+    for tokens in (3, 5):
+        methods = [{"proposal_type": "greedy", "speculative_tokens": tokens}]
+        said = {"verifier": {"name_or_path": "org/target"}, "proposal_methods": methods}
+        local(tmp_path / "draft", speculators_config=said)
+        made.append(factors(ask(tmp_path, "draft"), draft="match"))
+    comparison = compare(*made)
+    assert [(each.factor, each.role) for each in comparison.differs] == [("model.draft", "blind")]
 
 
 @pytest.mark.parametrize("broken", [None, 1, [], {}, {"verifier": None}, {"verifier": {"name_or_path": 3}}])

@@ -19,6 +19,7 @@ from cachemgr.factors import engine_of
 from cachemgr.factors.vllm.arguments import FRONT_END
 from cachemgr.factors.vllm.facts import facts_for
 from cachemgr.factors.vllm.flags import Flags
+from cachemgr.factors.wrappers import spelled_out
 from cachemgr.prewarm.starting import needs_weights
 from cachemgr.process import descendants, start_time, tell
 
@@ -54,6 +55,7 @@ def command_of(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, outpu
         UsageError: it starts none by `vllm`'s own command line.
     """
     engine = engine_of(argv, environ, cwd)
+    argv = spelled_out(argv, environ)
     kind = () if engine is None else tuple(engine[0].kind.split())
     before = () if engine is None else tuple(argv[: len(argv) - len(engine[0].words)])
     if engine is None or before[len(before) - len(kind) :] != kind:

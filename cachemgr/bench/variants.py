@@ -13,6 +13,7 @@ import msgspec
 from cachemgr.errors import UsageError
 from cachemgr.factors import describe, engine_of
 from cachemgr.factors.vllm.flags import Flags
+from cachemgr.factors.wrappers import spelled_out
 from cachemgr.key import Key, derive
 
 Kind = Literal["cold", "second", "restored", "near"]
@@ -66,9 +67,10 @@ def plan(
             "--vary changes flags of vLLM, and this command starts no engine of it", hint="leave --vary out"
         )
     wanted = [(GIVEN, tuple(argv))]
-    wanted += [(name, (*argv, *flags)) for what in vary for name, flags in VARY[what]]
+    open_ended = spelled_out(argv, environ)
+    wanted += [(name, (*open_ended, *flags)) for what in vary for name, flags in VARY[what]]
     if engine is not None:
-        wanted.append((NEAR, (*argv, *other_length(engine[1]))))
+        wanted.append((NEAR, (*open_ended, *other_length(engine[1]))))
     variants: list[Variant] = []
     for name, words in wanted:
         key = derive(describe(words, environ, cwd=cwd, ignored_args=ignored_args).factors)

@@ -3,10 +3,13 @@
 Commands are loaded when they are called, so that `--help` costs click and nothing else.
 """
 
+import fcntl
 import importlib
+import os
 import sys
+from contextlib import suppress
 from keyword import iskeyword
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import click
 
@@ -62,6 +65,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 """Each command with the module that defines it and its line in `--help`."""
 _HIDDEN = {"attend": "cachemgr.cli.attend", "prove": "cachemgr.cli.proof", "reporter": "cachemgr.cli.reporter"}
 """Commands that programs start, not people."""
+_LOWEST_OWN_DESCRIPTOR = 10
+"""Above what a command may be given at fixed numbers."""
 
 
 class _Group(click.Group):
@@ -141,9 +146,54 @@ def cli(ctx: click.Context, /, config: str | None, **flags: str | bool | None) -
 
 def main() -> None:
     """The console script."""
+    _open_what_is_closed()
     try:
         cli(prog_name="cachemgr")
     except BrokenPipeError:
         # Whoever read our output has gone; what is still buffered has nowhere to go either.
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:
+        if not _comes_of_echo(error):
+            raise
+        _say(f"the output cannot be written: {error.strerror or error}", None)
+        sys.exit(1)
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            _let_go(stream)
+
+
+def _open_what_is_closed() -> None:
+    """A standard stream that is closed is None to Python. Ours read and write nothing then; a command that we start
+    gets none, as it would without us."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            apart = fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, _LOWEST_OWN_DESCRIPTOR)
+            os.close(opened)
+            setattr(sys, name, open(apart, mode))  # noqa: SIM115 - until the end
+
+
+def _comes_of_echo(error: OSError) -> bool:
+    """Whether our own output is what failed. Flushing it once more would not tell: it may have been dropped."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return at is not None and at.tb_frame.f_code is click.echo.__code__
+
+
+def _is_written(stream: TextIO) -> bool:
+    try:
+        stream.flush()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _let_go(stream: TextIO) -> None:
+    """What cannot be written is lost, and our exit code is not: Python would make 120 of it."""
+    if not _is_written(stream):
+        with suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import click
 
+from cachemgr import lint
 from cachemgr.cache import Cache
 from cachemgr.cli import EXIT_CODES, output
 from cachemgr.cli.remote import service_of
@@ -68,7 +69,8 @@ def lookup(
         profile, key, found = looked_up(settings, opened(settings), command, chosen)
     else:
         profile, key, found = _asked(service, profile_of(settings, command, chosen))
-    notes = (*profile.notes, *(() if found.result == "exact" else kept_out(found, key)))
+    unread = [hazard.what for hazard in lint.unreadable(profile)]
+    notes = (*profile.notes, *unread, *(() if found.result == "exact" else kept_out(found, key)))
     if as_json:
         output.document(
             result=found.result,

@@ -1,6 +1,7 @@
 """`cachemgr prewarm`: fill the cache before anybody waits for it."""
 
 import os
+import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -273,7 +274,7 @@ def _print_plan(planned: Sequence[Planned], *, as_json: bool) -> None:
             "" if each.key is None else output.short(each.key),
             each.found or "",
             each.note,
-            " ".join(each.command),
+            shlex.join(each.command),
         )
         for each in planned
     ]

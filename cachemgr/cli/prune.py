@@ -23,7 +23,7 @@ from cachemgr.prune.artifacts import Plan, Version, Wish, require_records
 from cachemgr.prune.limits import Limits
 from cachemgr.prune.live import LivePlan
 from cachemgr.prune.merging import Merge
-from cachemgr.settings import age
+from cachemgr.settings import typed_age
 from cachemgr.store import Store, layout
 from cachemgr.store.captures import Damaged, all_captures, no_marks, units_in
 from cachemgr.store.records import launches
@@ -42,7 +42,7 @@ def _sized(_ctx: click.Context, _parameter: click.Parameter, value: str | None) 
 
 def _aged(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
     try:
-        return None if value is None else age(value)
+        return None if value is None else typed_age(value)
     except ValueError as error:
         raise UsageError(f"`{value}` is no age: it {error}", hint="30d, or 12h") from None
 

@@ -14,7 +14,7 @@ from cachemgr.cli import EXIT_CODES, output
 from cachemgr.cli.session import WallClock, settings_of
 from cachemgr.clock import written
 from cachemgr.errors import NotFoundError, UsageError
-from cachemgr.settings import age
+from cachemgr.settings import typed_age
 
 if TYPE_CHECKING:
     from cachemgr.catalogue.opened import Catalogue
@@ -124,7 +124,7 @@ def create(ctx: click.Context, name: str, role: str, expires: str | None, dry_ru
 
 def _end(text: str) -> str:
     try:
-        return written(time.time() + age(text))
+        return written(time.time() + typed_age(text))
     except ValueError as error:
         raise UsageError(f"`--expires {text}` {error}", hint="--expires 90d") from None
 

@@ -1,5 +1,6 @@
 """`cachemgr show`: one artifact, with all that is known of it."""
 
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -134,7 +135,7 @@ def _print_artifact(
         ("device", summary.device),
         ("complete", _completeness(summary, held)),
         ("files", f"{summary.files:,} ({output.size(summary.bytes)}, stored as {output.size(summary.stored_bytes)})"),
-        ("command", " ".join(first.provenance.command)),
+        ("command", shlex.join(first.provenance.command)),
         ("uses", _uses(summary)),
         ("pinned", "yes" if summary.pinned else "no"),
         ("where", ", ".join(places) or "nowhere that answers"),

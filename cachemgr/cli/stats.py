@@ -14,7 +14,7 @@ from cachemgr.cli.remote import not_with_a_service, service_of
 from cachemgr.cli.session import cache_of, on_mirror, store_of
 from cachemgr.clock import written
 from cachemgr.errors import UsageError
-from cachemgr.settings import age
+from cachemgr.settings import typed_age
 from cachemgr.store.captures import Damaged
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _found(
 
 def _age(text: str) -> float:
     try:
-        return age(text)
+        return typed_age(text)
     except ValueError as error:
         raise UsageError(f"`--since {text}` {error}", hint="--since 7d") from None
 

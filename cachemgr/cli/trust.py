@@ -17,7 +17,7 @@ from cachemgr.cli.session import cache_of, on_mirror, settings_of, store_of
 from cachemgr.clock import written
 from cachemgr.errors import CacheError, UsageError
 from cachemgr.key import Key
-from cachemgr.settings import age
+from cachemgr.settings import typed_age
 from cachemgr.signature import Signer, new_private_key
 from cachemgr.store import Store, layout
 from cachemgr.store.captures import Damaged, captures
@@ -154,7 +154,7 @@ def _print(found: list[journey.Candidate], signer: Signer, *, dry_run: bool, as_
 
 def _age(text: str) -> float:
     try:
-        return age(text)
+        return typed_age(text)
     except ValueError as error:
         raise UsageError(f"`--expires` {error}, not `{text}`", hint="--expires 90d") from None
 

@@ -162,15 +162,17 @@ def _print(told: Account) -> None:
     pairs += [("key", told.key), ("result", f"{told.result}{verdict}"), ("why", told.says)]
     if told.artifact is not None and told.artifact != told.key:
         pairs.append(("artifact" if told.result == "near" else "nearest", told.artifact))
-    output.record(pairs)
-    for each in told.differs:
-        _print_difference(each)
     ends = [("engine", line) for line in told.engine]
     if told.fix:
         ends.append(("to do", told.fix))
+    if not told.differs:
+        output.record(pairs + ends)
+        return
+    output.record(pairs)
+    for each in told.differs:
+        _print_difference(each)
     if ends:
-        if told.differs:
-            output.heading("in short")
+        output.heading("in short")
         output.record(ends)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cachemgr import executables
 from cachemgr.errors import CannotExecuteError, NoSuchCommandError
-from cachemgr.factors import environment, guards, host, interpreter, program, serving
+from cachemgr.factors import environment, guards, hidden, host, interpreter, program, serving
 from cachemgr.factors.guards import Platform
 from cachemgr.factors.profile import Profile
 from cachemgr.factors.target import Target, make, model_name
@@ -42,7 +42,7 @@ def describe(
         CannotExecuteError: it names a file that may not be executed.
     """
     if not argv:
-        raise NoSuchCommandError("no command is given")
+        raise NoSuchCommandError("no command is given", hint="it goes after `--`")
     if target is None:
         executables.resolve(argv[0], environ, cwd)
     own = environ
@@ -79,6 +79,7 @@ def describe(
         command=program.shown(argv),
         constants=constants,
         gpus=platform.gpus(None),
+        notes=hidden.notes(parsed, command.argv, cwd),
     )
 
 

@@ -17,8 +17,11 @@ from cachemgr.factors.packages import NONE, Torch
 T = TypeVar("T")
 
 CPUINFO = Path("/proc/cpuinfo")
-# Kernel driver and WSL's paravirtual one. Without either there is no GPU to ask for, whatever libraries are installed.
-_NVIDIA_NODES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
+# Kernel driver, WSL's paravirtual one and that of Jetsons. Without one of them there is no GPU to ask for, whatever
+# libraries are installed.
+_NVIDIA_NODES = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/nvmap"))
+_DRM = Path("/dev/dri")
+"""Without it, a torch that is built for Intel's GPUs computes on the CPU."""
 _COMPILER_SECONDS = 5.0
 
 # Instruction sets that a compiler may use on its own for `-march=native` (gcc `gcc/config/i386/driver-i386.cc`), by
@@ -39,7 +42,7 @@ class Device(msgspec.Struct, frozen=True):
     """What compiles and runs the kernels of a torch program."""
 
     kind: str | None
-    """`cpu`, `cuda` or `rocm`."""
+    """`cpu`, `cuda`, `rocm`, or another that torch has a word for."""
     names: str | None = None
     """Distinct names of the visible GPUs, sorted."""
     capabilities: str | None = None
@@ -60,11 +63,13 @@ class Cpu(msgspec.Struct, frozen=True):
 def device(torch: Torch, environ: Mapping[str, str]) -> Device:
     """The device that a program compiles for unless it says otherwise.
 
-    A torch without CUDA computes on the CPU whatever is in the box. ROCm is recognised but its devices are not read,
-    so nothing is ever reused there.
+    A torch without CUDA computes on the CPU whatever is in the box. ROCm and devices of others are recognised but not
+    read, so nothing is ever reused there.
     """
     if torch.hip not in {None, NONE}:
         return Device("rocm")
+    if torch.other is not None and (torch.other != "xpu" or _DRM.exists()):
+        return Device(torch.other)
     if torch.cuda == NONE or _hidden(environ) or not any(node.exists() for node in _NVIDIA_NODES):
         return Device("cpu")
     return _ask_nvml(environ)

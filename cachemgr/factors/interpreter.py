@@ -76,8 +76,10 @@ def launcher(command: Command, cwd: Path) -> tuple[str, ...] | None:
     """The words that start the Python of `command`: the executable and the options that a shebang adds.
 
     A command that is neither Python nor a Python script (a shell script, a binary) gets the first Python on its PATH,
-    which is what it most likely starts itself.
+    which is what it most likely starts itself. Where a wrapper chooses the Python, the wrapper finds it.
     """
+    if command.chosen and "/" not in command.argv[0]:
+        return (command.argv[0] if is_python(command.argv[0]) else "python",)
     path = executables.find(command.argv[0], command.environ, cwd)
     if path is None:
         return None

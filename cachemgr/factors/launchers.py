@@ -81,12 +81,41 @@ def _torchrun(words: tuple[str, ...]) -> Launched | None:
     return Launched(words[at], module, words[at + 1 :], tuple(sorted(options)))
 
 
+# accelerate 1.10 `commands/launch.py`: options of launch that name a place, a log, a rank of this node or a patience.
+_ACCELERATE_PLACES = frozenset(
+    {
+        "--log-dir",
+        "--machine-rank",
+        "--main-process-ip",
+        "--main-process-port",
+        "--max-restarts",
+        "--monitor-interval",
+        "--rdzv-backend",
+        "--rdzv-conf",
+        "--role",
+        "--tee",
+    }
+)
+
+
 def _accelerate(words: tuple[str, ...]) -> Launched | None:
     """accelerate has a hundred options; its program is the first word that is a script, or what follows `-m`."""
     rest = words[1:] if words[:1] == ("launch",) else words
     for at, word in enumerate(rest):
         if word.endswith(".py") and not word.startswith("-"):
-            return Launched(word, module=False, arguments=rest[at + 1 :], options=rest[:at])
+            return Launched(word, module=False, arguments=rest[at + 1 :], options=_without_places(rest[:at]))
         if word in {"-m", "--module"} and at + 1 < len(rest):
-            return Launched(rest[at + 1], module=True, arguments=rest[at + 2 :], options=rest[:at])
+            return Launched(rest[at + 1], module=True, arguments=rest[at + 2 :], options=_without_places(rest[:at]))
     return None
+
+
+def _without_places(words: tuple[str, ...]) -> tuple[str, ...]:
+    kept: list[str] = []
+    of_place = False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        place = "--" + name[2:].replace("_", "-") in _ACCELERATE_PLACES
+        if not place and not of_place:
+            kept.append(word)
+        of_place = place and not equals
+    return tuple(kept)

@@ -33,6 +33,8 @@ class Torch(msgspec.Struct, frozen=True):
     hip: str | None = None
     site: str | None = None
     """The directory that holds `torch/`."""
+    other: str | None = None
+    """Devices of neither NVIDIA nor AMD that it is built or extended for, by torch's word for them."""
 
 
 class Triton(msgspec.Struct, frozen=True):
@@ -54,8 +56,28 @@ def torch(path: Sequence[str], cwd: Path) -> Torch:
                 cuda=_runtime(assigned, "cuda"),
                 hip=_runtime(assigned, "hip"),
                 site=str(folder),
+                other=_other(assigned, path, cwd),
             )
     return Torch()
+
+
+# Modules that bring a device of their own to torch, which loads them by itself since 2.5 (`torch.backends`).
+_BACKENDS = {
+    "torch_npu": "npu",  # Ascend
+    "habana_frameworks": "hpu",  # Gaudi
+    "torch_neuronx": "neuron",
+    "torch_musa": "musa",  # Moore Threads
+    "torch_mlu": "mlu",  # Cambricon
+    "torch_gcu": "gcu",  # Enflame
+    "torch_rbln": "rbln",  # Rebellions
+}
+
+
+def _other(assigned: dict[str, str], path: Sequence[str], cwd: Path) -> str | None:
+    if assigned.get("xpu"):
+        return "xpu"
+    places = tuple(folders(path, cwd))
+    return next((device for name, device in _BACKENDS.items() if any((at / name).is_dir() for at in places)), None)
 
 
 def _runtime(assigned: dict[str, str], name: str) -> str | None:

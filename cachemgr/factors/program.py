@@ -23,6 +23,8 @@ from cachemgr.key import Factor
 from cachemgr.sensitive import HIDDEN, is_secret, without_secrets
 
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
+_SHELL_FILES = frozenset({"--rcfile", "--init-file"})
+"""Options of bash that are followed by a file."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 _VALUED = "cmWX"
@@ -146,12 +148,19 @@ def _launched(launched: launchers.Launched) -> Program:
 
 
 def _shell(argv: tuple[str, ...]) -> Program:
-    for at, word in enumerate(argv[1:], start=1):
-        if not word.startswith("-"):
-            return Program("file", word, argv[at + 1 :])
-        if word == "-c":
+    at = 1
+    while at < len(argv) and argv[at][:1] in {"-", "+"}:
+        word = argv[at]
+        at += 1
+        if word in {"-", "--"}:
             break
-    return Program("command", argv[0], argv[1:])
+        if word.startswith("--"):
+            at += word in _SHELL_FILES
+        elif "c" in word:  # also `-lc`, `-ec`
+            return Program("command", argv[0], argv[1:])
+        else:
+            at += sum(letter in "oO" for letter in word)  # `-euo pipefail`
+    return Program("file", argv[at], argv[at + 1 :]) if at < len(argv) else Program("command", argv[0], argv[1:])
 
 
 def _is_script(path: Path) -> bool:

@@ -1,7 +1,9 @@
 """Commands that only prepare something and then become another command: `env A=1 nice python x.py`.
 
 Looked through only where every word is understood; anything else is left as it is, and its Python is then found
-elsewhere. The words are those of GNU coreutils 9, util-linux 2.40, numactl 2.0 and GNU time 1.9 (their `--help`).
+elsewhere. The words are those of GNU coreutils 9, util-linux 2.40, numactl 2.0, GNU time 1.9, tini 0.19, dumb-init 1.2
+and uv 0.9 (their `--help`). What changes the user (`sudo`, `gosu`), or variables by files of its own (`conda run`), is
+none of them.
 """
 
 import os
@@ -10,6 +12,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 import msgspec
+
+from cachemgr.factors import shell
 
 _PLACES = frozenset({"taskset", "numactl"})
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
@@ -24,6 +28,8 @@ class Command(msgspec.Struct, frozen=True):
     argv: tuple[str, ...]
     environ: dict[str, str]
     """The variables that the inner command sees."""
+    chosen: bool = False
+    """Whether a wrapper chooses the Python, by itself (`uv run`): the placement has to be asked for it."""
 
 
 class _Wrapper(msgspec.Struct, frozen=True):
@@ -56,7 +62,33 @@ _WRAPPERS: dict[str, _Wrapper] = {
     ),
     # `-p` asks about a running process, so taskset with it is no wrapper.
     "taskset": _Wrapper(flags=_words("-a --all-tasks"), valued=_words("-c --cpu-list"), operands=1),
+    "ionice": _Wrapper(flags=_words("-t --ignore"), valued=_words("-c --class -n --classdata")),
+    "chrt": _Wrapper(
+        flags=_words(
+            "-a --all-tasks -b --batch -f --fifo -i --idle -o --other -r --rr -R --reset-on-fork -v --verbose"
+        ),
+        operands=1,
+    ),
+    "tini": _Wrapper(flags=_words("-s -w -g -v -vv -vvv"), valued=_words("-p -e")),
+    "dumb-init": _Wrapper(flags=_words("-c --single-child -v --verbose"), valued=_words("-r --rewrite")),
 }
+# Of `uv run` and `poetry run`: what chooses the environment, and what says how much is told. Not among it are
+# `--env-file`, `--directory` and `--module`.
+_RUNNERS = {
+    "poetry": _Wrapper(),
+    "uv": _Wrapper(
+        flags=_words(
+            "--active --all-extras --all-groups --exact --frozen --isolated --locked --managed-python --native-tls "
+            "--no-cache --no-config --no-default-groups --no-dev --no-env-file --no-managed-python --no-progress "
+            "--no-project --no-sync --offline --only-dev -q --quiet -v --verbose -n"
+        ),
+        valued=_words(
+            "--cache-dir --default-index --extra --extra-index-url --find-links --group --index --index-url --no-extra "
+            "--no-group --only-group --package --project -p --python --with --with-editable --with-requirements"
+        ),
+    ),
+}
+_WRAPPERS["docker-init"] = _WRAPPERS["tini"]  # the same program by another name
 
 
 def unwrap(argv: Sequence[str], environ: Mapping[str, str]) -> Command:
@@ -67,12 +99,26 @@ def unwrap(argv: Sequence[str], environ: Mapping[str, str]) -> Command:
     return command
 
 
+def spelled_out(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
+    """`argv` as a command that words may be added to: one inside of a text (`sh -c`, `env -S`) becomes words."""
+    inner = unwrap(argv, environ)
+    if tuple(argv[len(argv) - len(inner.argv) :]) == inner.argv:
+        return tuple(argv)
+    gone = [word for name in sorted(environ.keys() - inner.environ.keys()) for word in ("-u", name)]
+    changed = [f"{name}={value}" for name, value in inner.environ.items() if environ.get(name) != value]
+    return (*(("env", *gone, *changed) if gone or changed else ()), *inner.placement, *inner.argv)
+
+
 def _step(command: Command) -> Command | None:
     if len(command.argv) < 2:
         return None
     name = os.path.basename(command.argv[0])
     if name == "env":
         return _through_env(command)
+    if name in shell.SHELLS:
+        return _through_shell(command)
+    if name in _RUNNERS and command.argv[1] == "run":
+        return _through_runner(_RUNNERS[name], command)
     if name not in _WRAPPERS:
         return None
     skipped = _own_words(_WRAPPERS[name], command.argv)
@@ -84,7 +130,18 @@ def _inner(command: Command, skipped: int, environ: dict[str, str]) -> Command |
         return None
     words, argv = command.argv[:skipped], command.argv[skipped:]
     places = os.path.basename(words[0]) in _PLACES
-    return Command(command.placement + words if places else command.placement, argv, environ)
+    return Command(command.placement + words if places else command.placement, argv, environ, command.chosen)
+
+
+def _through_runner(runner: _Wrapper, command: Command) -> Command | None:
+    """`uv run python x.py`; of a script that is no command (`uv run x.py`) only uv knows how it starts."""
+    skipped = _own_words(runner, command.argv[1:])
+    if skipped is None or skipped + 1 >= len(command.argv) or "UV_ENV_FILE" in command.environ:
+        return None
+    words, argv = command.argv[: skipped + 1], command.argv[skipped + 1 :]
+    if argv[0] == "-" or argv[0].endswith((".py", ".pyw", ".pyz")) or "://" in argv[0]:
+        return None
+    return Command(command.placement + words, argv, command.environ, chosen=True)
 
 
 def _own_words(wrapper: _Wrapper, argv: tuple[str, ...]) -> int | None:
@@ -98,7 +155,7 @@ def _own_words(wrapper: _Wrapper, argv: tuple[str, ...]) -> int | None:
         if word in wrapper.valued:
             at += 1
             # `taskset -c 0-3 cmd`: the list is the operand.
-            operands -= word in {"-c", "--cpu-list"}
+            operands -= wrapper.operands and word in {"-c", "--cpu-list"}
         elif word not in wrapper.flags and not _joined(word, wrapper):
             return None
     return at + operands
@@ -109,6 +166,14 @@ def _joined(word: str, wrapper: _Wrapper) -> bool:
     if word.startswith("--"):
         return word.partition("=")[0] in wrapper.valued and "=" in word
     return word[:2] in wrapper.valued or ("--adjustment" in wrapper.valued and word[1:].lstrip("+-").isdigit())
+
+
+def _through_shell(command: Command) -> Command | None:
+    """`sh -c 'A=1 exec python x.py'`: a shell that starts one command."""
+    found = shell.only_command(command.argv, command.environ)
+    if found is None:
+        return None
+    return Command(command.placement, found.argv, {**command.environ, **found.assigned}, command.chosen)
 
 
 def _through_env(command: Command) -> Command | None:
@@ -146,4 +211,4 @@ def _split_env(command: Command, at: int, environ: dict[str, str]) -> Command | 
         words = tuple(shlex.split(text))
     except ValueError:
         return None
-    return Command(command.placement, ("env", *words, *command.argv[at:]), environ)
+    return Command(command.placement, ("env", *words, *command.argv[at:]), environ, command.chosen)

@@ -17,6 +17,7 @@ from cachemgr.factors import engine_of
 from cachemgr.factors.vllm.command import EngineCommand
 from cachemgr.factors.vllm.flags import Flags
 from cachemgr.factors.vllm.model import in_object_storage
+from cachemgr.factors.wrappers import spelled_out
 
 _SERVERS = frozenset({"serve", "api_server"})
 _PLAIN_FORMATS = frozenset(
@@ -71,8 +72,6 @@ def starting(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, *, port
     if engine is None:
         return Starting(tuple(argv), None, note="")
     command, flags = engine
-    if tuple(argv[len(argv) - len(command.words) :]) != command.words:
-        return Starting(tuple(argv), None, note="its words cannot be added to")
     reason = "--real-weights" if real_weights else needs_weights(flags)
     given = flags.values.get("load-format") == "dummy"
     added = [] if reason or given else ["--load-format", "dummy"]
@@ -81,7 +80,7 @@ def starting(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, *, port
         added += ["--host", "127.0.0.1", "--port", str(port)]
         added += ["--uds="] if flags.values.get("uds") else []
     note = f"loads its weights: {reason}" if reason else ""
-    return Starting((*argv, *added), server, note=note)
+    return Starting((*spelled_out(argv, environ), *added), server, note=note)
 
 
 def needs_weights(flags: Flags) -> str:

@@ -23,7 +23,7 @@ from cachemgr.server.api.operating import planned
 from cachemgr.server.api.table import OPERATIONS
 from cachemgr.server.backend import Backend
 from cachemgr.server.operations import cursor, written
-from cachemgr.settings import age
+from cachemgr.settings import typed_age
 
 _DAY = 86400
 _LISTED = 50
@@ -232,8 +232,8 @@ def _limits(fields: Mapping[str, str]) -> contract.PruneWanted:
     try:
         return contract.PruneWanted(
             max_size=sizes.parse(fields["max_size"]) if fields["max_size"] else None,
-            older_than=age(fields["older_than"]) if fields["older_than"] else None,
-            unused_for=age(fields["unused_for"]) if fields["unused_for"] else None,
+            older_than=typed_age(fields["older_than"]) if fields["older_than"] else None,
+            unused_for=typed_age(fields["unused_for"]) if fields["unused_for"] else None,
             keep_last=int(fields["keep_last"]) if fields["keep_last"] else None,
         )
     except ValueError as error:

@@ -10,8 +10,9 @@ The digest is of files that are here already. Online, vLLM may find a newer revi
 its own hash then differs and picks correctly. A model that is not here yet has no digest, so its first launch is near
 to its second. ModelScope's own cache is not read: its ids count as they are spelled and without a digest.
 
-A draft model has a digest of its own. vLLM compiles it as a graph beside the target's, under the same hash, in which
-releases before 0.31 have nothing of the draft of most methods (`config/speculative.py`, compute_hash).
+A draft model has a digest of its own, and so has a speculators checkpoint, beside its target's. vLLM compiles it as a
+graph beside the target's, under the same hash, in which releases before 0.31 have nothing of the draft of most methods
+(`config/speculative.py`, compute_hash).
 """
 
 import hashlib
@@ -96,6 +97,8 @@ class Model(msgspec.Struct, frozen=True):
     """Those that its configuration names, where it is on this machine."""
     draft: str | None = None
     """Digest of the draft model's configuration files; None without a draft, or while they are not here."""
+    speculators: bool = False
+    """Whether the draft is a speculators checkpoint, whose own files say how many tokens it drafts."""
 
 
 class _Machine(msgspec.Struct, frozen=True):
@@ -134,22 +137,29 @@ def model(
     if config_from != hashed:
         folders["model"] = _folder(machine, hashed, revision)
     if target is not None:
-        folders["draft"] = _folder(machine, asked, revision)
+        drafted = _digest(machine, {"config": _folder(machine, asked, revision)}, code_revision)
+    else:
+        drafted = None if draft is None else _drafting(machine, draft)
     return Model(
         _shown(hashed),
         _digest(machine, folders, code_revision),
         _label(machine, name),
         _architectures(folders["config"]),
-        None if draft is None else _drafting(machine, draft),
+        drafted,
+        speculators=target is not None,
     )
 
 
 def factors(found: Model, *, draft: Role) -> tuple[Factor, ...]:
-    """`model` and, where they are known, `model.config` and `model.draft`, the role of which is `draft`."""
+    """`model` and, where they are known, `model.config` and `model.draft`, the role of which is `draft`.
+
+    Of a speculators checkpoint no release hashes what its `speculators_config` says (0.26 to 0.33
+    `transformers_utils/configs/speculators/base.py` and `config/speculative.py`, compute_hash).
+    """
     named: tuple[tuple[str, str | None, Role], ...] = (
         ("model", encodable(found.hashed), "match"),
         ("model.config", found.config, "match"),
-        ("model.draft", found.draft, draft),
+        ("model.draft", found.draft, "blind" if found.speculators else draft),
     )
     return tuple(Factor(name, value, role) for name, value, role in named if value is not None)
 

@@ -10,6 +10,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 from cachemgr import documents
+from cachemgr.factors.vllm.files import head
+
+_MOST_BYTES = 1 << 20
 
 
 def words(path: Path, switches: Collection[str]) -> list[str]:
@@ -18,18 +21,18 @@ def words(path: Path, switches: Collection[str]) -> list[str]:
     Raises:
         ValueError: the file cannot be read, or is no YAML mapping.
     """
+    if path.suffix not in {".yaml", ".yml"}:
+        raise ValueError(f"{path.name}: no .yaml file")
+    read = head(path, _MOST_BYTES)  # a pipe is left to the engine, which could not read it after us
+    if read is None or read[1] > _MOST_BYTES:
+        raise ValueError(f"{path.name}: no file that can be read")
     try:
-        loaded = documents.yaml(path.read_text())
-    except (OSError, UnicodeError) as error:
-        raise ValueError(f"{path.name}: {type(error).__name__}") from error
+        loaded = documents.yaml(read[0].decode())
     except ValueError as error:
         raise ValueError(f"{path.name}: no YAML") from error
-    if path.suffix not in {".yaml", ".yml"} or not isinstance(loaded, dict):
-        raise ValueError(f"{path.name}: not a mapping in a .yaml file")
-    found: list[str] = []
-    for key, value in loaded.items():
-        found += _option(str(key), value, switches)
-    return found
+    if isinstance(loaded, dict):
+        return [word for key, value in loaded.items() for word in _option(str(key), value, switches)]
+    raise ValueError(f"{path.name}: no mapping")
 
 
 def _option(key: str, value: object, switches: Collection[str]) -> list[str]:
