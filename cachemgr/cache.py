@@ -189,7 +189,7 @@ def _name(store: Store) -> str:
 
 def _is_ours(store: Path) -> bool:
     """Whether a store is there, and only this user or root can have made it."""
-    return store.is_dir() and places.exposure(store, way=False) is None
+    return os.path.isdir(store) and places.exposure(store, way=False) is None
 
 
 def open_cache(settings: Settings, environ: Mapping[str, str], now: Callable[[], float] = time.time) -> Cache:

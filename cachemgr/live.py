@@ -238,7 +238,7 @@ def _absolute(path: str, environ: Mapping[str, str]) -> str:
     """With `~` as the command will see it."""
     if path == "~" or path.startswith("~/"):
         path = (environ.get("HOME") or "~") + path[1:]
-    return os.path.abspath(os.path.expanduser(path))
+    return places.absolute(os.path.expanduser(path))
 
 
 def live_root(environ: Mapping[str, str]) -> str:

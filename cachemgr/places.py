@@ -4,6 +4,7 @@ Containers run under user ids that nobody knows, with HOME unset or `/`, on read
 network file system, where a compile cache is slow at best (stale handles, no locks, late visibility) and torn at worst.
 """
 
+import errno
 import os
 import stat
 import uuid
@@ -40,6 +41,20 @@ _LOOPBACK = ("127.", "localhost", "[::1]", "//127.", "//localhost")
 """A tunnel that ends on this host, as that of Amazon EFS: behind it may be any server."""
 
 
+def working_directory() -> Path:
+    """Where this process works. Where that has been deleted, a name of it that still leads there: to nothing, so that
+    a relative path means for us what it means for the command."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return Path("/proc/self/cwd")
+
+
+def absolute(path: str | Path) -> str:
+    """The path from the root, without `..` and the like, also where the working directory has been deleted."""
+    return os.path.normpath(working_directory() / path)
+
+
 def usable(path: str | Path) -> bool:
     """Whether this process can write in the directory `path`, or make it."""
     place = nearest(path)
@@ -48,7 +63,7 @@ def usable(path: str | Path) -> bool:
 
 def nearest(path: str | Path) -> str:
     """The path itself if something is there, else the nearest one above it where something is."""
-    place = os.path.abspath(path)
+    place = absolute(path)
     while not os.path.lexists(place):
         place = os.path.dirname(place)
     return place
@@ -71,7 +86,7 @@ def make_directory(path: str | Path, mode: int = 0o755) -> None:
         OSError: it cannot be made.
     """
     missing = []
-    place = os.path.abspath(path)
+    place = absolute(path)
     while not os.path.isdir(place):
         missing.append(place)
         place = os.path.dirname(place)
@@ -86,6 +101,8 @@ def write_private(path: Path, data: bytes) -> None:
     Raises:
         OSError: it cannot be written.
     """
+    if os.path.exists(path) and not os.path.isfile(path):  # a device would be lost for everybody
+        raise FileExistsError(errno.EEXIST, "it is no file", str(path))
     make_directory(path.parent, 0o700)
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -157,7 +174,7 @@ def exposure(path: str | Path, *, way: bool = True) -> str | None:
     place of the next, unless it is sticky. Links on the way are followed, and count as what their owner may change. A
     directory that is missing yet will be ours.
     """
-    pending, place, links = os.path.abspath(path).split("/"), "/", 0
+    pending, place, links = absolute(path).split("/"), "/", 0
     while pending:
         name = pending.pop(0)
         following = os.path.normpath(os.path.join(place, name))

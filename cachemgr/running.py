@@ -1,5 +1,6 @@
 """A command that runs, from its start to the record of how it went."""
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -235,7 +236,7 @@ class Running:
     def _is_ready(self) -> bool:
         file = self._order.ready_file
         if file is not None:
-            return file.exists()
+            return os.path.exists(file)
         seen = self._seen()
         return seen is not None and seen.ready_at is not None
 

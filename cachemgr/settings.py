@@ -4,6 +4,8 @@ defaults < /etc/cachemgr.toml < $XDG_CONFIG_HOME/cachemgr/config.toml < `--confi
 the working directory, which may belong to somebody else. /etc can lock values with `locked = ["store", ...]`.
 """
 
+import errno
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from typing import Literal, cast
 
 from cachemgr import documents, sizes
 from cachemgr.errors import UsageError
+from cachemgr.places import working_directory
 
 ETC = Path("/etc/cachemgr.toml")
 SEED = Path("/opt/cachemgr/seed")
@@ -351,7 +354,8 @@ def load(
     user = _config_home(environ) / "cachemgr" / "config.toml"
     system = _file(etc, required=False)
     locked = _texts_of(system.pop(_LOCKED, ()), etc)
-    values: dict[str, Value] = {**_defaults(environ), "seed": (str(seed),) if (seed / "layout.json").is_file() else ()}
+    seeds = (str(seed),) if os.path.isfile(seed / "layout.json") else ()
+    values: dict[str, Value] = {**_defaults(environ), "seed": seeds}
     origins = dict.fromkeys(values, "default")
     named = {} if config is None else _file(config, required=True)
     for origin, given in (
@@ -424,7 +428,7 @@ def _path(value: Value | None) -> Path | None:
 
 def _absolute(text: str) -> Path:
     try:
-        return Path(text).expanduser().absolute()
+        return working_directory() / Path(text).expanduser()
     except RuntimeError:
         raise UsageError(
             f"`{text}` begins with the home of a user that nobody knows", hint="cachemgr config show"
@@ -490,10 +494,12 @@ def _file(path: Path, *, required: bool) -> dict[str, Value]:
             raise UsageError(f"no settings file {path}", hint="name one that is there, or leave --config out") from None
         return {}
     except PermissionError as error:
-        if required or path.parent.is_dir():
+        if required or os.path.isdir(path.parent):
             raise _unreadable(path, error) from None
         return {}  # a HOME of somebody else, as images have it that are run under another user id
     except (OSError, UnicodeDecodeError) as error:
+        if not required and isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            return {}  # nothing can be there
         raise _unreadable(path, error) from None
     return _toml(text, path)
 

@@ -389,6 +389,16 @@ def test_an_unknown_user_without_a_home_works_in_a_private_spare_directory(reach
     assert report["verdict"] == "used", again.stderr
 
 
+def test_a_home_of_somebody_else_that_is_closed_is_no_obstacle(reachable: Path, nobody: Nobody) -> None:
+    fleet = Fleet(reachable)
+    closed = reachable / "root"
+    closed.mkdir(mode=0o700)
+    machine = Machine(reachable / "one", reachable / "no" / "store", fleet.variables)
+    done = nobody.run(machine, "f", program=fleet.program, HOME=str(closed), CACHEMGR_STORE="")
+    assert f"{closed}/.cache/cachemgr cannot be written, so" in done.stderr
+    assert json.loads((machine.tmp / "r.json").read_text())["verdict"] == "cold"
+
+
 def test_a_store_of_another_user_is_read_and_not_written(reachable: Path, nobody: Nobody) -> None:
     fleet = Fleet(reachable)
     owner = Machine(reachable / "owner", reachable / "store", fleet.variables)

@@ -250,6 +250,17 @@ def test_settings_that_make_no_sense_are_said_and_the_engine_starts(fleet: Plugg
     assert done.answer == "ANSWER graph of None"
 
 
+def test_an_engine_in_a_directory_that_was_deleted_is_warm(fleet: Plugged) -> None:
+    run(fleet.machine("one"), fleet.serve(LENGTH))
+    machine = fleet.machine("two")
+    machine.make_places()
+    gone = machine.tmp / "gone"
+    gone.mkdir()
+    there = ("sh", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', str(gone), *fleet.serve(LENGTH))
+    done = run(machine, there)
+    assert done.told == ("exact", "used", 0), done.stderr
+
+
 def test_a_store_that_does_not_answer_costs_the_deadline(fleet: Plugged, tmp_path: Path) -> None:
     run(fleet.machine("one"), fleet.serve(LENGTH))
     hanging = {**misbehaving("opens hang", tmp_path), "HANGING_PATH": str(fleet.directory / "store")}

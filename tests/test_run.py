@@ -277,6 +277,65 @@ def test_a_closed_stderr_does_not_stop_the_command(fleet: Fleet) -> None:
     assert (done.returncode, done.stdout) == (0, "on\n")
 
 
+@pytest.mark.parametrize("gone", ["a full disk", "a reader that has left"])
+def test_what_cannot_be_said_does_not_change_the_exit_code(fleet: Fleet, gone: str) -> None:
+    machine = fleet.machine("one")
+    read, write = os.pipe()
+    os.close(read)
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [PYTHON, "-m", "cachemgr", "run", "--", "sh", "-c", "exit 3"],
+            env=machine.environ,
+            stderr=full if gone == "a full disk" else write,
+            check=False,
+        )
+    os.close(write)
+    assert done.returncode == 3
+
+
+@pytest.mark.parametrize("name", ["a pipe", "a link"])
+def test_a_report_takes_the_place_of_a_file_only(fleet: Fleet, name: str) -> None:
+    machine = fleet.machine("one")
+    machine.make_places()
+    place, report = machine.root / "place", machine.root / "report.json"
+    if name == "a pipe":
+        os.mkfifo(place)
+        reader = os.open(place, os.O_RDONLY | os.O_NONBLOCK)
+    else:
+        place.symlink_to(report)
+    machine.cachemgr("run", "--report", str(place), "--", *fleet.command("f"))
+    written = os.read(reader, 1 << 16) if name == "a pipe" else report.read_bytes()
+    assert json.loads(written)["verdict"] == "cold"
+    assert place.is_fifo() if name == "a pipe" else place.is_symlink()
+
+
+def test_a_report_that_nobody_reads_is_said(fleet: Fleet) -> None:
+    machine = fleet.machine("one")
+    machine.make_places()
+    os.mkfifo(machine.root / "place")
+    done = machine.cachemgr("run", "--report", str(machine.root / "place"), "--", *fleet.command("f"))
+    assert "the report cannot be written" in done.stderr
+
+
+def test_a_working_directory_that_was_deleted_is_no_obstacle(fleet: Fleet) -> None:
+    healthy = fleet.machine("healthy").run(*fleet.command("f"))
+    machine = fleet.machine("one")
+    (machine.tmp / "gone").mkdir(parents=True)
+    gone = ["sh", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', str(machine.tmp / "gone"), PYTHON, "-m", "cachemgr"]
+
+    def there(*words: str) -> "subprocess.CompletedProcess[str]":
+        machine.make_places()
+        (machine.tmp / "gone").mkdir(exist_ok=True)
+        return subprocess.run([*gone, *words], env=machine.environ, capture_output=True, text=True, check=False)
+
+    done = there("run", "--", *fleet.command("f"))
+    assert (done.returncode, "used · 1 file" in done.stderr) == (0, True), done.stderr
+    asked = there("lookup", "--", *fleet.command("f"))
+    assert (asked.returncode, str(healthy["key"]) in asked.stdout) == (0, True), asked.stderr
+    done = there("run", "--report", "relative.json", "--", *fleet.command("f", "exit=3"))
+    assert (done.returncode, "the report cannot be written" in done.stderr) == (3, True), done.stderr
+
+
 @pytest.mark.parametrize("home", ["a file", "a broken link"])
 def test_a_home_that_cannot_be_one_does_not_stop_the_command(fleet: Fleet, home: str) -> None:
     place = fleet.directory / "odd"

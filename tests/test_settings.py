@@ -98,6 +98,11 @@ def test_a_named_settings_file_must_exist(tmp_path: Path) -> None:
         load({"HOME": str(tmp_path)}, {}, config=tmp_path / "missing.toml", etc=tmp_path / "none")
 
 
+def test_a_home_whose_name_is_too_long_has_no_settings(tmp_path: Path) -> None:
+    home = "/".join([str(tmp_path), *["long" * 50] * 30])
+    assert load({"HOME": home}, {}, etc=tmp_path / "none").publish == "local"
+
+
 def test_the_working_directory_has_no_say(sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cachemgr.toml").write_text('publish = "never"\n')
     (tmp_path / "config.toml").write_text('publish = "never"\n')

@@ -231,7 +231,7 @@ def catalogue_revision(catalogue: Catalogue) -> str | None:
 
 def _fault(path: Path) -> str | None:
     """Why a file must not be used, as a word of its name when it is set aside."""
-    if not path.exists():
+    if not os.path.exists(path):
         return None
     catalogue = Catalogue(_engine(URL.create("sqlite", database=str(path))), str(path))
     try:  # as it is: nothing is written to a file that may be another program's

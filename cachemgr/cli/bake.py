@@ -13,6 +13,7 @@ from cachemgr.cli.trust import sign_seed, signing_key
 from cachemgr.errors import CacheError, UsageError
 from cachemgr.factors.target import load as load_target
 from cachemgr.order import Order
+from cachemgr.places import working_directory
 from cachemgr.prewarm import seed as journey
 from cachemgr.prewarm.entries import looked_up, order_of_entry
 from cachemgr.prewarm.gathering import Gathered, gather
@@ -105,7 +106,7 @@ def for_targets(
     machines = [load_target(Path(each)) for each in targets]
     place = Path(directory).absolute()
     signer = None if dry_run else ready(place, settings)
-    gathered = gather(spec, machines, cache, cwd=Path.cwd(), ignored_args=settings.ignore_arg)
+    gathered = gather(spec, machines, cache, cwd=working_directory(), ignored_args=settings.ignore_arg)
     baking = [each.baking for each in gathered if each.baking is not None]
     baked = journey.bake(baking, place, now=time.time()) if baking and not dry_run else None
     if baked is not None:

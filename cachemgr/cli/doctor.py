@@ -4,7 +4,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 
@@ -14,6 +13,7 @@ from cachemgr.cli.session import PASS_THROUGH, settings_of
 from cachemgr.doctor import examine
 from cachemgr.doctor.finding import Finding, Opened, Patient
 from cachemgr.errors import UsageError
+from cachemgr.places import working_directory
 
 
 @click.command(context_settings=PASS_THROUGH, epilog=EXIT_CODES)
@@ -29,7 +29,7 @@ def doctor(ctx: click.Context, as_json: bool, quiet: bool, user: int | None, com
     """
     patient = Patient(
         environ=dict(os.environ),
-        cwd=Path.cwd(),
+        cwd=working_directory(),
         host=os.uname().nodename,
         now=time.time(),
         opened=_opened(ctx),

@@ -24,6 +24,7 @@ from cachemgr.level import Level
 from cachemgr.live import pins, planned
 from cachemgr.lookup import Found, find, kept_out
 from cachemgr.order import KEY_VARIABLE
+from cachemgr.places import working_directory
 from cachemgr.service import Service
 from cachemgr.settings import Settings
 
@@ -33,12 +34,12 @@ T = TypeVar("T")
 def profile_of(settings: Settings, command: tuple[str, ...], target: Target | None = None) -> Profile:
     """What a command would compile here, or as on the machine that `target` describes."""
     environ = os.environ if target is None else {}
-    return describe(command, environ, cwd=Path.cwd(), ignored_args=settings.ignore_arg, target=target)
+    return describe(command, environ, cwd=working_directory(), ignored_args=settings.ignore_arg, target=target)
 
 
 def is_left_alone(command: tuple[str, ...]) -> bool:
     """Whether `run` would give no cache to this command, which is said then."""
-    reason = reason_to_leave_alone(command, os.environ, Path.cwd())
+    reason = reason_to_leave_alone(command, os.environ, working_directory())
     if reason is not None:
         output.note(reason)
     return reason is not None

@@ -21,6 +21,7 @@ from cachemgr.cli.session import WallClock, new_launch, ourselves, settings_of, 
 from cachemgr.cli.starts import Telling, free_port, template_of, without_sign_key
 from cachemgr.errors import LaunchError, StoreError
 from cachemgr.live import PROOF_PREFIX
+from cachemgr.places import working_directory
 from cachemgr.prewarm import isolation
 from cachemgr.prewarm.passes import Machinery, Options
 from cachemgr.prewarm.proof import Network, Proof, Trial
@@ -103,7 +104,7 @@ def _end_orphans(before: Collection[int]) -> None:
 def _ended(words: Sequence[str], environ: Mapping[str, str]) -> Ended:
     """Wait for a process that is told what we are told: it must not go on when we are told to end."""
     with talk_apart():
-        ended = Child.start(words, environ, Path.cwd()).wait(linger=0.0)
+        ended = Child.start(words, environ, working_directory()).wait(linger=0.0)
     if ended.told:
         raise KeyboardInterrupt
     return ended

@@ -17,6 +17,7 @@ from cachemgr.factors import describe_here
 from cachemgr.history import last_uses
 from cachemgr.key import Key
 from cachemgr.live import bases, planned, roots
+from cachemgr.places import working_directory
 from cachemgr.prune import artifacts, taking
 from cachemgr.prune import live as live_directories
 from cachemgr.prune.artifacts import Plan, Version, Wish, require_records
@@ -199,7 +200,7 @@ def _installed(environments: Sequence[str]) -> frozenset[Version]:
         UsageError: nothing, so that everything would go.
     """
     paths = [os.environ.get("PATH", ""), *(f"{directory}/bin" for directory in environments)]
-    profiles = [each for path in paths for each in describe_here({**os.environ, "PATH": path}, Path.cwd())]
+    profiles = [each for path in paths for each in describe_here({**os.environ, "PATH": path}, working_directory())]
     torches = [(each, [factor.value for factor in each.factors if factor.name == "torch"]) for each in profiles]
     found = {(each.engine, each.engine_version, values[0]) for each, values in torches if values and values[0]}
     if not found:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -16,6 +15,7 @@ from cachemgr.cli.telling import Teller, order_of, reporter_of, sender_of
 from cachemgr.errors import CannotExecuteError, NoProcessError
 from cachemgr.executables import resolve
 from cachemgr.order import Reporter, Sender
+from cachemgr.places import working_directory
 from cachemgr.settings import Settings
 
 
@@ -73,7 +73,7 @@ def run(
 
 
 def _launched(settings: Settings, command: tuple[str, ...], sender: Sender | None, reporter: Reporter | None) -> int:
-    order = order_of(settings, command, environ=dict(os.environ), cwd=Path.cwd(), sender=sender)
+    order = order_of(settings, command, environ=dict(os.environ), cwd=working_directory(), sender=sender)
     order = msgspec.structs.replace(order, reporter=reporter)
     teller = Teller(settings.report)
     try:
@@ -86,7 +86,7 @@ def _launched(settings: Settings, command: tuple[str, ...], sender: Sender | Non
 
 
 def _become(command: tuple[str, ...]) -> NoReturn:
-    path = resolve(command[0], os.environ, Path.cwd())
+    path = resolve(command[0], os.environ, working_directory())
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)  # Python ignores them for itself
     try:

@@ -16,6 +16,7 @@ from cachemgr.cache import Cache, open_cache
 from cachemgr.cli import output
 from cachemgr.clock import written
 from cachemgr.errors import NotFoundError, UsageError
+from cachemgr.places import absolute
 from cachemgr.settings import Settings, Value, load
 from cachemgr.store import Remote, Store, layout
 from cachemgr.store.incoming import Incoming
@@ -125,7 +126,7 @@ def ourselves(ctx: click.Context) -> tuple[str, ...]:
     """The words that start cachemgr in another process, with the settings file of this invocation. Its other settings
     go there as variables: `Settings.of_flags`."""
     config: str | None = ctx.find_root().obj["config"]
-    chosen = () if config is None else ("--config", os.path.abspath(config))
+    chosen = () if config is None else ("--config", absolute(config))
     return (sys.executable, "-c", _FROM_HERE, str(Path(cachemgr.__file__).parent.parent), *chosen)
 
 

@@ -5,11 +5,11 @@ import signal
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
 from cachemgr.cli import output
 from cachemgr.cli.telling import Teller, order_of
 from cachemgr.order import KEY_VARIABLE, LAUNCH_VARIABLE, Order, Sender
+from cachemgr.places import working_directory
 from cachemgr.prewarm.passes import Pass, grown
 from cachemgr.settings import Settings
 
@@ -45,7 +45,7 @@ def template_of(settings: Settings, *, sender: Sender | None) -> Order:
     ours = {LAUNCH_VARIABLE, KEY_VARIABLE}
     environ = {name: value for name, value in os.environ.items() if name not in ours}
     environ = without_sign_key(environ, settings)
-    return order_of(settings, (), environ=environ, cwd=Path.cwd(), sender=sender)
+    return order_of(settings, (), environ=environ, cwd=working_directory(), sender=sender)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from cachemgr.errors import NoSuchCommandError, UsageError
 from cachemgr.executables import find
 from cachemgr.factors import target_here
 from cachemgr.factors.target import encode
+from cachemgr.places import working_directory
 from cachemgr.spec import load
 
 _USUAL = (("vllm", "serve"), ("python", "-c", ""), ("python3", "-c", ""))
@@ -25,7 +26,7 @@ def target(spec: str | None, command: tuple[str, ...]) -> None:
     Run it where the engine runs, in the environment that the engine gets. It describes the Python of CMD, or else that
     of `vllm` or `python` on PATH, and the models of CMD and of the spec. No secret is in it.
     """
-    environ, cwd = dict(os.environ), Path.cwd()
+    environ, cwd = dict(os.environ), working_directory()
     usual = next((words for words in _USUAL if find(words[0], environ, cwd) is not None), None)
     asked = command or usual
     if asked is None:

@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Collection, Sequence
 from functools import partial
-from pathlib import Path
 
 import click
 
@@ -18,6 +17,7 @@ from cachemgr.factors import describe_here
 from cachemgr.filters import FIELDS, parse
 from cachemgr.inventory import resolve, summaries
 from cachemgr.key import Key, guard_print
+from cachemgr.places import working_directory
 from cachemgr.pull import came_from
 from cachemgr.quarantine import spread
 from cachemgr.send import Ways, by_signature, send, straight
@@ -127,7 +127,7 @@ def _usable(mirror: Store) -> list[Key]:
         UsageError: they cannot be told.
     """
     layout.read_layout(mirror)
-    profiles = describe_here(os.environ, Path.cwd())
+    profiles = describe_here(os.environ, working_directory())
     prints = {guard_print(profile.factors) for profile in profiles} - {""}
     if not prints:
         raise UsageError(

@@ -106,7 +106,7 @@ def _catalogued(ctx: click.Context, cache: Cache, store: Store) -> Mapping[Key, 
     from cachemgr.catalogue.opened import FILE_NAME, Catalogue, using
 
     url = settings_of(ctx).database_url
-    if url is None and not (cache.home / FILE_NAME).exists():
+    if url is None and not os.path.exists(cache.home / FILE_NAME):
         return {}
 
     def told(catalogue: Catalogue) -> Mapping[Key, Indexed]:

@@ -88,7 +88,7 @@ def _runtime(assigned: dict[str, str], name: str) -> str | None:
 def triton(path: Sequence[str], cwd: Path) -> Triton:
     """What the first triton on `path` is. Triton hashes its own files into its keys, so its code counts."""
     for folder in folders(path, cwd):
-        if (folder / "triton" / "__init__.py").is_file():
+        if os.path.isfile(folder / "triton" / "__init__.py"):
             installed = distributions(folder)
             return Triton(_first_version(installed, _TRITON), _code(installed, _TRITON, "triton/"))
     return Triton(NONE, NONE)

@@ -217,7 +217,7 @@ def _start(engine_args: object | None) -> None:
         "argv": [sys.executable, *sys.orig_argv[1:]],
         "environ": _original(),
         "now": dict(os.environ),
-        "cwd": os.getcwd(),
+        "cwd": working_directory(),
         "pid": os.getpid(),
         "engine_args": None if engine_args is None else described(engine_args),
     }
@@ -248,6 +248,14 @@ def _make_effective(name: str, value: str) -> None:
     module = sys.modules.get(module_name)
     if module is not None and hasattr(module, attribute):
         setattr(module, attribute, value == "1")
+
+
+def working_directory() -> str:
+    """As `cachemgr.places` has it: of a deleted one, a name that leads there."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return "/proc/self/cwd"
 
 
 def _original(path: str = "/proc/self/environ") -> dict[str, str]:

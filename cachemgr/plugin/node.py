@@ -43,7 +43,7 @@ def leave(config: object, engine_args: object) -> None:
         "variables": told.get("variables"),
         "factors": told.get("factors"),
         "command": told.get("command"),
-        "cwd": os.getcwd(),
+        "cwd": front.working_directory(),
         "engine_args": described(engine_args),
     }
     vars(config)[ATTRIBUTE] = json.dumps(left)
@@ -148,7 +148,7 @@ def _start(left: Mapping[str, object], rank: str, desk: str, environ: dict[str, 
         "argv": left.get("command"),
         "environ": environ,
         "now": environ,
-        "cwd": cwd if os.path.isdir(cwd) else os.getcwd(),
+        "cwd": cwd if os.path.isdir(cwd) else front.working_directory(),
         "pid": os.getpid(),
         "engine_args": left.get("engine_args"),
         "part": {"of": left.get("launch"), "desk": desk, "ranks": [rank], "factors": left.get("factors")},
