@@ -296,6 +296,16 @@ def test_one_artifact_that_cannot_be_exported_keeps_no_other_one(source: LocalSt
     assert ["no capture that can be exported" in each.reason for each in plan.damaged] == [True]
 
 
+def test_an_archive_takes_the_place_of_a_file_only(source: LocalStore, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.tar")
+    with pytest.raises(StoreError, match="it is no file"):
+        exported(source, tmp_path / "pipe.tar")
+    (tmp_path / "link.tar").symlink_to(tmp_path / "all.tar")
+    exported(source, tmp_path / "link.tar")
+    assert (tmp_path / "link.tar").is_symlink()
+    assert tarfile.is_tarfile(tmp_path / "all.tar")
+
+
 def test_a_disk_that_is_full_leaves_no_tar_file(source: LocalStore, tmp_path: Path, small_disk: Any) -> None:
     place = small_disk(64 << 10) / "all.tar"
     with pytest.raises(StoreError, match="No space left"):

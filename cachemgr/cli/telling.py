@@ -3,6 +3,7 @@
 import os
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -119,20 +120,35 @@ def _is_news(last: Told) -> bool:
 
 
 def _write_report(path: Path, launch: Launch) -> None:
-    """Whole or not at all: a script that waits for the file must not read half of it. A device or a pipe is written to,
-    and no file put in its place."""
     data = encode_launch(launch) + b"\n"
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         if is_special(path):
-            # A pipe that nobody reads must not keep us waiting.
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC), "wb") as file:
-                file.write(data)
-            return
-        aside.write_bytes(data)
-        aside.rename(path)
+            _append(path, data)
+        else:
+            _put(path, data)
     except OSError as error:
         output.say(f"the report cannot be written to {path}: {error.strerror or error}")
+
+
+def _append(path: Path, data: bytes) -> None:
+    """To a device, a pipe or a stream of ours (`/dev/stdout`), whose place no file may take."""
+    # Nobody may read the pipe, or not fast enough: the launch does not wait for them.
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+
+
+def _put(path: Path, data: bytes) -> None:
+    """Whole or not at all: a script that waits for the file must not read half of it. A link to it stays one."""
+    place = Path(os.path.realpath(path))
+    aside = place.with_name(f".{place.name}.{uuid.uuid4().hex}")
+    try:
+        aside.write_bytes(data)
+        aside.rename(place)
+    except OSError:
+        with suppress(OSError):
+            aside.unlink()
+        raise
 
 
 def _before(event: Started) -> str:

@@ -118,7 +118,8 @@ class NewArchive:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+        self._place = Path(os.path.realpath(path))
+        self._aside = self._place.with_name(f".{self._place.name}.{uuid.uuid4().hex}.tmp")
         self._held: set[Digest] = set()
         self._images: list[Image] = []
 
@@ -126,6 +127,8 @@ class NewArchive:
         return str(self._path)
 
     def __enter__(self) -> "NewArchive":
+        if os.path.exists(self._place) and not os.path.isfile(self._place):  # a device would be lost for everybody
+            raise StoreError(f"cannot write {self._path}: it is no file", hint="name another file")
         try:
             self._file = self._aside.open("xb")
         except OSError as error:
@@ -164,7 +167,7 @@ class NewArchive:
         self._file.write(b"\0" * (2 * tarfile.BLOCKSIZE))
         self._file.flush()
         os.fsync(self._file.fileno())
-        os.replace(self._aside, self._path)
+        os.replace(self._aside, self._place)
 
     def _member(self, name: str, size: int, source: Source) -> None:
         member = tarfile.TarInfo(name)
