@@ -24,18 +24,13 @@ from cachemgr.errors import CannotExecuteError, NoProcessError, NoSuchCommandErr
 from cachemgr.executables import resolve
 from cachemgr.process import children
 
-_FORWARDED = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGTSTP,
-    signal.SIGCONT,
-    signal.SIGWINCH,
-)
-_WATCHED = (*_FORWARDED, signal.SIGCHLD)
+_OURS = {
+    *(signal.SIGKILL, signal.SIGSTOP),  # nobody can catch these
+    *(signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS, signal.SIGABRT),
+    *(signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTTIN, signal.SIGTTOU),  # answers to what we do ourselves
+}
+"""Every other signal is for the command: a container may be stopped by any, a batch system warns by some."""
+_WATCHED = tuple(signal.valid_signals() - _OURS)
 _ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 _NOT_EXECUTABLE = frozenset({errno.EACCES, errno.ENOEXEC, errno.EPERM, errno.EISDIR, errno.ETXTBSY, errno.EINVAL})
 _NO_PROCESS = frozenset({errno.EAGAIN, errno.ENOMEM})
