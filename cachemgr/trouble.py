@@ -7,7 +7,15 @@ from typing import TypeVar
 from cachemgr.bounded import within
 from cachemgr.cache import Cache
 from cachemgr.clock import Clock
-from cachemgr.errors import CacheError, CannotExecuteError, DeadlineError, LaunchError, MirrorError, NoSuchCommandError
+from cachemgr.errors import (
+    CacheError,
+    CannotExecuteError,
+    DeadlineError,
+    LaunchError,
+    MirrorError,
+    NoSuchCommandError,
+    in_words,
+)
 from cachemgr.store import Store
 
 T = TypeVar("T")
@@ -19,6 +27,7 @@ class Trouble:
     def __init__(self, *, strict: bool) -> None:
         self._strict = strict
         self._lines: list[str] = []
+        self._said: set[str] = set()
         self.errors: Counter[str] = Counter()
 
     def attempt(self, name: str, default: T, step: Callable[[], T]) -> T:
@@ -35,7 +44,7 @@ class Trouble:
         except Exception as error:
             if self._strict:
                 hint = error.hint if isinstance(error, CacheError) else None
-                raise LaunchError(f"{name} failed: {_reason(error)}", hint=hint) from error
+                raise LaunchError(f"{name} failed: {in_words(error)}", hint=hint) from error
             self._note(name, error)
             return default
 
@@ -52,11 +61,13 @@ class Trouble:
         self.errors[name] += 1
         if isinstance(error, DeadlineError):
             self.errors[error.word] += 1  # too late is not broken, and `why` tells them apart
-        self.say(f"{name} failed: {_reason(error)}")
+        self.say(f"{name} failed: {in_words(error)}")
 
     def say(self, line: str) -> None:
-        """Something that a person should read with the next line of the launch."""
-        self._lines.append(line)
+        """Something that a person should read with the next line of the launch; the same again is said already."""
+        if line not in self._said:
+            self._said.add(line)
+            self._lines.append(line)
 
     def lines(self) -> tuple[str, ...]:
         """What was said since this was last asked."""
@@ -67,12 +78,6 @@ class Trouble:
         """Have a person told, where there is nothing else to say."""
         for line in self.lines():
             self.survive("telling", None, lambda line=line: note(line))  # type: ignore[misc]
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    return str(error) if isinstance(error, CacheError) else f"{type(error).__name__}: {error}"
 
 
 _SILENT = frozenset({"unreachable", "unresolved", "stalled", "no credentials"})

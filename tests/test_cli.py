@@ -1,5 +1,6 @@
 """Commands as a person types them: what they print, in which form, with which exit code."""
 
+import errno
 import json
 import os
 import pty
@@ -13,7 +14,7 @@ import pytest
 
 from cachemgr import digest
 from cachemgr.cli import COMMANDS
-from cachemgr.errors import UsageError
+from cachemgr.errors import UsageError, in_words
 from cachemgr.inventory import resolve
 from cachemgr.key import Key
 from cachemgr.store import layout
@@ -313,6 +314,36 @@ def test_output_into_a_closed_pipe_is_no_error(machine: Machine, key: str) -> No
     shell = f'"{sys.executable}" -m cachemgr show {key} --files | true; exit "${{PIPESTATUS[0]}}"'
     done = subprocess.run(["bash", "-c", shell], env=machine.environ, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr
+
+
+def test_output_onto_a_full_disk_is_an_error(machine: Machine, key: str) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "cachemgr", "show", key],
+            env=machine.environ,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr.splitlines()[0]) == (
+        1,
+        "error: the output cannot be written: No space left on device",
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (UsageError("a sentence"), "a sentence"),
+        (PermissionError(errno.EACCES, "Permission denied", "/srv/store"), "/srv/store: Permission denied"),
+        (OSError(errno.EIO, "Input/output error"), "Input/output error"),
+        (MemoryError(), "there is not enough memory"),
+        (ValueError("odd"), "ValueError: odd"),
+    ],
+)
+def test_an_error_of_the_system_is_said_in_its_words(error: Exception, said: str) -> None:
+    assert in_words(error) == said
 
 
 def test_long_values_keep_what_tells_them_apart(machine: Machine, command: tuple[str, ...], key: str) -> None:

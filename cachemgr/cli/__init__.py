@@ -15,7 +15,7 @@ import click
 
 from cachemgr import __version__
 from cachemgr.cli.plain import plain
-from cachemgr.errors import CacheError
+from cachemgr.errors import CacheError, in_words
 
 EXIT_CODES = """
 \b
@@ -101,6 +101,9 @@ class _Group(click.Group):
             ctx.exit(error.exit_code)
         except click.UsageError as error:
             _refuse(ctx, error)
+        except MemoryError as error:
+            _say(in_words(error), "raise the limit on memory: `ulimit -v`, or that of the container")
+            ctx.exit(CacheError.exit_code)
         except KeyboardInterrupt:
             ctx.exit(130)
 
@@ -121,9 +124,10 @@ def _refuse(ctx: click.Context, error: click.UsageError) -> NoReturn:
 
 
 def _say(message: str, hint: str | None) -> None:
-    click.echo(f"error: {plain(message)}", err=True)
-    if hint is not None:
-        click.echo(f"hint: {plain(hint)}", err=True)
+    with suppress(OSError):  # the exit code says it as well
+        click.echo(f"error: {plain(message)}", err=True)
+        if hint is not None:
+            click.echo(f"hint: {plain(hint)}", err=True)
 
 
 @click.group(cls=_Group, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})

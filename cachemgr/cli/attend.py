@@ -20,7 +20,7 @@ from cachemgr.cache import open_cache
 from cachemgr.cli.output import say
 from cachemgr.cli.session import WallClock, settings_of
 from cachemgr.cli.telling import Teller, order_of, reporter_of, sender_of
-from cachemgr.errors import CacheError
+from cachemgr.errors import CacheError, in_words
 from cachemgr.factors import says_it_itself
 from cachemgr.factors.vllm.variables import seen_by
 from cachemgr.order import Order, Part, Reporter, Sender
@@ -61,7 +61,7 @@ def attend(ctx: click.Context) -> None:
         say(f"{error}; the engine starts without a cache" + (f" (hint: {error.hint})" if error.hint else ""))
         _answer(attached.Answer(None, str(error)))
     except Exception as error:  # noqa: BLE001 - a traceback in the middle of an engine's log would be taken for its own
-        say(f"the attendant failed, and the engine goes on without it: {type(error).__name__}: {error}")
+        say(f"the attendant failed, and the engine goes on without it: {in_words(error)}")
         _answer(attached.Answer(None, str(error)))
 
 

@@ -12,6 +12,7 @@ import sys
 import textwrap
 import unicodedata
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
 import click
@@ -146,8 +147,9 @@ def heading(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Say something to a person, on stderr."""
-    click.echo(plain(text), err=True)
+    """Say something to a person, on stderr; where that is full or gone, what is said about goes on all the same."""
+    with suppress(OSError):
+        click.echo(plain(text), err=True)
 
 
 def say(text: str) -> None:
