@@ -336,6 +336,16 @@ def test_a_working_directory_that_was_deleted_is_no_obstacle(fleet: Fleet) -> No
     assert (done.returncode, "the report cannot be written" in done.stderr) == (3, True), done.stderr
 
 
+@pytest.mark.parametrize("name", ["click", "msgspec"])
+def test_what_the_command_finds_by_pythonpath_is_not_for_us(fleet: Fleet, name: str) -> None:
+    other = fleet.directory / "modules of another Python"
+    (other / name).mkdir(parents=True)
+    (other / name / "__init__.py").write_text("raise ImportError('another Python')\n")
+    path = f"{other}:{fleet.variables['PYTHONPATH']}"
+    report = fleet.machine("one", PYTHONPATH=path).run(*fleet.command("f"))
+    assert (report["verdict"], report["engine_version"]) == ("cold", "2.13.0+cpu")
+
+
 @pytest.mark.parametrize("home", ["a file", "a broken link"])
 def test_a_home_that_cannot_be_one_does_not_stop_the_command(fleet: Fleet, home: str) -> None:
     place = fleet.directory / "odd"
