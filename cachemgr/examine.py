@@ -9,17 +9,17 @@ What is captured is read once altogether: `sketch` looks at what decides the sha
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import msgspec
 
 from cachemgr import digest, layer
 from cachemgr.capture import File, Unit, is_safe_path
-from cachemgr.domains import Domain
+from cachemgr.domains import Domain, Target
 from cachemgr.domains.checks import Content
 from cachemgr.domains.relocation import CannotTravelError
-from cachemgr.observe import Snapshot
+from cachemgr.observe import Snapshot, scan
 from cachemgr.statcache import StatCache
 
 _HEAD_BYTES = 16 << 20
@@ -50,6 +50,23 @@ class Fault(msgspec.Struct, frozen=True):
     unit: str
     reason: str
     paths: tuple[str, ...]
+
+
+def seen_in(target: Target) -> Snapshot:
+    """The files of a live directory that belong to units of its engine."""
+    seen = scan(target.directory, target.domain.travels)
+    if target.ours or target.domain.is_unit is None:
+        return seen
+    known = known_units(target, units_of(target.domain, seen))
+    return {path: each for path, each in seen.items() if target.domain.unit_of(path) in known}
+
+
+def known_units(target: Target, units: Mapping[str, Sequence[str]]) -> Collection[str]:
+    """Which of these units are the engine's: all in a directory of ours, elsewhere those whose names tell."""
+    is_unit = target.domain.is_unit
+    if target.ours or is_unit is None:
+        return units
+    return {unit for unit, paths in units.items() if is_unit(paths)}
 
 
 def units_of(domain: Domain, seen: Iterable[str]) -> dict[str, list[str]]:

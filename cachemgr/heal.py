@@ -13,7 +13,7 @@ import msgspec
 
 from cachemgr.domains import Target
 from cachemgr.domains.leftovers import ORPHANED_SECONDS, is_temporary
-from cachemgr.examine import Fault, Tree, faults, units_of
+from cachemgr.examine import Fault, Tree, faults, seen_in, units_of
 from cachemgr.observe import STAGE_PREFIX, Snapshot, scan
 from cachemgr.places import make_directory
 from cachemgr.statcache import StatCache
@@ -38,7 +38,7 @@ def look(targets: Sequence[Target], cache: StatCache, *, now_ns: int, left_overs
     for target in targets:
         if target.domain.checks_itself:
             continue
-        seen = scan(target.directory, target.domain.travels)
+        seen = seen_in(target)
         tree = Tree(target.domain, target.directory, seen, frozenset())
         damaged = faults(tree, cache, now_ns=now_ns) if seen else []
         if not target.ours:

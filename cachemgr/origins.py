@@ -20,7 +20,7 @@ import msgspec
 from cachemgr import digest
 from cachemgr.beneath import read_plain
 from cachemgr.domains import Target
-from cachemgr.examine import units_of
+from cachemgr.examine import seen_in, units_of
 from cachemgr.observe import STAGE_PREFIX, Snapshot, scan
 from cachemgr.places import make_directory, write_private
 
@@ -72,7 +72,7 @@ class Shared:
         return [(target, unit) for target in self._targets for unit in self._strange_in(target)]
 
     def _strange_in(self, target: Target) -> list[str]:
-        seen = scan(target.directory, target.domain.travels)
+        seen = seen_in(target)
         return [
             unit
             for unit, paths in units_of(target.domain, seen).items()
@@ -156,7 +156,7 @@ class Shared:
                 self._vouch(target, wanted)
 
     def _vouch(self, target: Target, wanted: Collection[str]) -> None:
-        seen = scan(target.directory, target.domain.travels)
+        seen = seen_in(target)
         members = units_of(target.domain, seen)
         for unit in members.keys() & set(wanted):
             note = self._now(target, seen, members[unit])

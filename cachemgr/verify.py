@@ -22,11 +22,10 @@ from cachemgr.capture import Layer
 from cachemgr.digest import Digest, fingerprint_of
 from cachemgr.domains import Target
 from cachemgr.errors import CorruptError, DeniedError, NotFoundError
-from cachemgr.examine import units_of
+from cachemgr.examine import seen_in, units_of
 from cachemgr.heal import Ailing
 from cachemgr.inventory import Indexed, contradictions
 from cachemgr.key import Key
-from cachemgr.observe import scan
 from cachemgr.parallel import side_by_side
 from cachemgr.statcache import StatCache
 from cachemgr.store import Entry, Remote, Store, captures, layout
@@ -289,7 +288,7 @@ class _Verifying:
         now_ns = int(self._now * 1e9)
         have = captures.units_in(capture for own in found.values() for capture in own)
         for target in live:
-            units = units_of(target.domain, scan(target.directory, target.domain.travels))
+            units = units_of(target.domain, seen_in(target))
             uncovered = [unit for unit in units if (target.domain.name, unit) not in have]
             if uncovered:
                 said = f"{len(uncovered)} of {len(units)} units are in no artifact, such as {uncovered[0]}"

@@ -10,7 +10,7 @@ from cachemgr.capture import Verdict
 from cachemgr.digest import Digest
 from cachemgr.domains import Target
 from cachemgr.domains.relocation import CannotTravelError
-from cachemgr.examine import Tree
+from cachemgr.examine import Tree, seen_in
 
 
 class Pace(msgspec.Struct, frozen=True):
@@ -77,10 +77,7 @@ class Watch:
         self._lock = threading.Lock()
         self._elsewhere = elsewhere
         self._same: dict[tuple[str, str, observe.Seen], bool] = {}
-        self._before = [
-            observe.forget_reads(target.directory, observe.scan(target.directory, target.domain.travels))
-            for target in targets
-        ]
+        self._before = [observe.forget_reads(target.directory, seen_in(target)) for target in targets]
         self._folders = [
             {target.domain.unit_of(path) for path in offered.get(target.domain.name, ()) if "/" in path}
             for target in targets
@@ -101,7 +98,7 @@ class Watch:
 
     def _offer(self, index: int, target: Target, paths: frozenset[str]) -> None:
         units = {target.domain.unit_of(path) for path in paths}
-        before, now = self._before[index], observe.scan(target.directory, target.domain.travels)
+        before, now = self._before[index], seen_in(target)
         fresh = {path: now[path] for path in paths if path in now and path not in before}
         self._before[index] = {**before, **observe.forget_reads(target.directory, fresh)}
         self._offered[target.domain.name] = self._offered.get(target.domain.name, frozenset()) | paths
@@ -163,7 +160,7 @@ class Watch:
         return self._same[known]
 
     def _scan(self, target: Target, there: set[str]) -> observe.Snapshot:
-        seen = observe.scan(target.directory, target.domain.travels)
+        seen = seen_in(target)
         foreign = self._foreign.get(target.domain.name, frozenset())
         if target.domain.in_place:
             new = {path: look for path, look in seen.items() if target.domain.unit_of(path) not in there}

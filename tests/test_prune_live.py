@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from cachemgr import live, open_files
-from cachemgr.domains import Target, of_engine
+from cachemgr.domains import TABLE, Domain, Target, of_engine
 from cachemgr.domains.vllm import TORCH_COMPILE
 from cachemgr.history import LastUses
 from cachemgr.hold import FOLDER, Hold, Holder
@@ -68,6 +68,16 @@ class Place:
 
     def holding(self, directory: Path, launch: str = "launch-1", sight: str | None = None) -> Hold:
         return Hold.take(str(directory), Holder(launch, "warm", this_process(), sight))
+
+
+@pytest.mark.parametrize("domain", [each for each in TABLE if not each.in_place], ids=lambda domain: domain.name)
+def test_of_a_home_that_somebody_chose_for_a_cache_nothing_goes(domain: Domain, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    trees.write_home(home)
+    Place.age(home, 90)
+    shared = [Target(domain, str(home), ours=False)]
+    limits = Limits(max_size=0, max_files=0, unused_for=DAY)
+    assert plan([], shared, limits, uses=LastUses(), covered=(), now=NOW).goners == ()
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from cachemgr import heal, live, stage
 from cachemgr.domains import TABLE, TORCH_PROGRAM, Domain, Target, by_name
 from cachemgr.domains.jit import TORCH_EXTENSIONS
 from cachemgr.domains.leftovers import ORPHANED_SECONDS
-from cachemgr.examine import UnfitError, examine, units_of
+from cachemgr.examine import UnfitError, examine, seen_in, units_of
 from cachemgr.heal import Ailing
 from cachemgr.key import derive
 from cachemgr.observe import STAGE_PREFIX, scan
@@ -358,6 +358,22 @@ def test_what_no_layout_has_stays_as_it_is_and_does_not_travel(shape: str, tmp_p
     assert look(room) == []
     assert trees.publish_trees(store, trees.live(room)).capture is None
     assert trees.state(room) == before
+
+
+@pytest.mark.parametrize("domain", [each for each in TABLE if not each.in_place], ids=lambda domain: domain.name)
+def test_a_home_that_somebody_chose_for_a_cache_stays_as_it_is(domain: Domain, tmp_path: Path) -> None:
+    trees.write_home(tmp_path)
+    before = trees.state(tmp_path)
+    place = Target(domain, str(tmp_path), ours=False)
+    assert heal.look([place], StatCache({}), now_ns=trees.NOW_NS) == []
+    assert seen_in(place) == {}
+    assert trees.state(tmp_path) == before
+
+
+def test_every_unit_of_an_engine_is_known_in_a_directory_that_somebody_chose(tmp_path: Path) -> None:
+    trees.build(tmp_path)
+    for place in trees.targets(tmp_path, ours=False):
+        assert seen_in(place).keys() == scan(place.directory, place.domain.travels).keys(), place.domain.name
 
 
 def test_a_cache_that_was_moved_is_healthy_though_its_paths_are_stale(tmp_path: Path) -> None:

@@ -452,6 +452,17 @@ def live(root: Path) -> list[Tree]:
     return [tree_of(domain, root / domain.name) for domain in TABLE]
 
 
+def write_home(root: Path) -> None:
+    """What a home, a working directory or `/tmp` has: nothing of it is an engine's, and much is empty or odd."""
+    names = [
+        *("notes.txt", "main.py", "__init__.py", "x.tmp", "y.123.tmp", "tmp_qwerty", "tsconfig.json", "libc.so"),
+        *("src/cmain.py", "src/__init__.py", "src/data.json", "src/module.so", "build/main.o", "a/b/c.bin"),
+        *(".git/HEAD", ".git/objects/0a/1b2c", "node_modules/x/index.js", "tmpabcd1234/data", "ab/x.best_config"),
+        *("cache/models/weights.bin", "triton/notes/one/two.json", "aotautograd/notes", "lock", "locks/x.lock"),
+    ]
+    write(root, dict.fromkeys(names, b""))
+
+
 def targets(root: Path, *, ours: bool = True) -> list[Target]:
     """Where every domain is restored below `root`."""
     return [Target(domain, str(root / domain.name), ours) for domain in TABLE]

@@ -50,6 +50,9 @@ class Domain:
     """What is missing from a unit with these paths, or None."""
     relocation_of: Callable[[str], Relocation | None] = field(kw_only=True, default=lambda _path: None)
     """How a file that names its own directory travels."""
+    is_unit: Callable[[Collection[str]], bool] | None = field(kw_only=True, default=None)
+    """Whether a unit of these paths has names as only this engine gives them; None where `travels` says as much. A
+    directory that the user chose may be a home or `/tmp`, and what else lies there is not ours to read or to move."""
     content_keyed: bool = field(kw_only=True)
     """Looked up by the hash of everything that matters, so that a near artifact's units are always safe to offer."""
     entry_of: Callable[[str], str | None] = field(kw_only=True, default=lambda _unit: None)

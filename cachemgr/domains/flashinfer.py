@@ -99,6 +99,8 @@ FLASHINFER_JIT = Domain(
     source="flashinfer 0.7.4 jit/env.py, jit/core.py, jit/cpp_ext.py, jit/cute_dsl_core.py",
 )
 
+_ARTIFACT = re.compile(r"[0-9a-f]{8,}/")
+
 FLASHINFER_CUBINS = Domain(
     "flashinfer_cubins",
     "FLASHINFER_WORKSPACE_BASE",
@@ -109,6 +111,7 @@ FLASHINFER_CUBINS = Domain(
     unit_of=lambda path: path,
     check_of=lambda _path: checks.whole_when_elf,
     checks_itself=True,
+    is_unit=lambda paths: all(map(_ARTIFACT.match, paths)),
     content_keyed=True,
     source="flashinfer 0.7.4 jit/env.py, jit/cubin_loader.py, artifacts.py",
 )

@@ -20,6 +20,15 @@ _TEMPORARY = re.compile(
     r")"
 )
 
+_SURELY = re.compile(
+    r"(?:^|/)(?:tmp\.pid_\d+_[^/]+|[^/]+\.tmp\.pid_\d+(?:_[^/]+)?|\.staging_[0-9a-f_]+|\.\d+\.\d+\.tmp)(?:/|$)"
+)
+
+
+def is_surely_temporary(path: str) -> bool:
+    """Whether its name is as only these engines give it: others, too, write to `*.tmp`."""
+    return _SURELY.search(path) is not None
+
 
 def is_temporary(path: str) -> bool:
     """Whether a path is, or lies in, something that a writer renames when it is done."""

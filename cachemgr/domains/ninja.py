@@ -30,6 +30,11 @@ def belongs(path: str) -> bool:
     )
 
 
+def is_build(paths: Collection[str]) -> bool:
+    """Whether ninja's rules are among them."""
+    return any(path.rsplit("/", 1)[-1] == RULES for path in paths)
+
+
 def check_of(path: str) -> checks.Check:
     """Objects must be whole ELF, ninja's logs must begin as such, the rest must not be empty."""
     name = path.rsplit("/", 1)[-1]

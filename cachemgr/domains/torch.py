@@ -6,6 +6,7 @@ and compiler command line; what a compiler reads behind that command line (`CPAT
 cross a blind difference. Precompiled headers (130 to 154 MB per flag set) and locks stay where they are.
 """
 
+import re
 from collections.abc import Collection
 
 from cachemgr.domains import checks, scrub, triton
@@ -16,6 +17,12 @@ _HASH_LENGTH = 51
 """A name that is a hash may begin like a temporary (`tmpab12cd34`)."""
 _TRITON_DEPTH = 2
 """`triton/<device>/<kernel directory>`: the kernels start below two levels."""
+
+_NAMED = re.compile(
+    r"[a-z2-7]{2}/[a-z0-9]{40,}.*"  # generated code, by its hash
+    r"|(?:fxgraph/[a-z2-7]{2}|aotautograd)/[a-z0-9]{40,}/.+"
+    r"|cache/[0-9a-f]{8,}"
+)
 
 
 def travels(path: str) -> bool:
@@ -44,6 +51,12 @@ def unit_of(path: str) -> str:
     if parts[0] == "aotautograd" and len(parts) > 2:
         return "/".join(parts[:2])
     return "/".join([*parts[:-1], parts[-1].split(".", 1)[0]])
+
+
+def is_named(path: str) -> bool:
+    """Whether a name says by itself that Inductor has written it, or Triton inside."""
+    inner = _inside_triton(path.split("/"))
+    return triton.is_named(inner) if inner else _NAMED.fullmatch(path) is not None
 
 
 def check_of(path: str) -> checks.Check:
@@ -101,6 +114,7 @@ INDUCTOR = Domain(
     unit_fault=unit_fault,
     relocation_of=relocation_of,
     chooses=chooses,
+    is_unit=lambda paths: all(map(is_named, paths)),
     content_keyed=False,
     source="torch 2.13 _inductor/codecache.py, _inductor/runtime/autotune_cache.py",
 )

@@ -5,12 +5,15 @@ which one file is missing or cut is taken for a hit and kills the engine, so a d
 holds absolute paths of its siblings and is relocated.
 """
 
+import re
 from collections.abc import Collection
 
 from cachemgr.domains import checks, relocation
 from cachemgr.domains.domain import Domain, Relocation
 
 GROUP_PREFIX = "__grp__"
+_KEY = re.compile(r"(?:[A-Z0-9]{40,}|[0-9a-f]{32,})/.+")
+"""Base32 of a SHA-256, in hexadecimal before Triton 3."""
 _GROUP = Relocation(relocation.detach_json, relocation.attach_json)
 
 
@@ -28,6 +31,11 @@ def travels(path: str) -> bool:
 def unit_of(path: str) -> str:
     """The kernel directory."""
     return path.split("/", 1)[0]
+
+
+def is_named(path: str) -> bool:
+    """Whether it lies in a directory that is named by a key."""
+    return _KEY.fullmatch(path) is not None
 
 
 def check_of(path: str) -> checks.Check:
@@ -65,6 +73,7 @@ TRITON = Domain(
     check_of=check_of,
     unit_fault=unit_fault,
     relocation_of=relocation_of,
+    is_unit=lambda paths: all(map(is_named, paths)),
     content_keyed=True,
     source="triton 3.6-3.9 runtime/cache.py, compiler/compiler.py",
 )

@@ -22,7 +22,8 @@ import msgspec
 from cachemgr import hold, open_files
 from cachemgr.clock import moment
 from cachemgr.domains import Target
-from cachemgr.domains.leftovers import ORPHANED_SECONDS, is_temporary
+from cachemgr.domains.leftovers import ORPHANED_SECONDS, is_surely_temporary, is_temporary
+from cachemgr.examine import known_units, units_of
 from cachemgr.history import LastUses
 from cachemgr.key import Key, from_folder
 from cachemgr.live import Base
@@ -197,6 +198,8 @@ class _Looking:
             last = self._last_of_unit(target, unit, files)
             unfit = self._uncovered(target, unit, last)
             yield self._found(target.directory, unit, "unit", files, last=last, kept=kept, unfit=unfit)
+        if root is None or not target.domain.in_place:  # a name of vLLM's below its own root
+            seen = seen._replace(files=tuple(file for file in seen.files if _is_surely_left(file.path)))
         yield from self._left_overs(target.directory, seen, f"in use by launch {using[0]}" if using else "")
 
     def _last_of_unit(self, target: Target, unit: str, files: Sequence[File]) -> float:
@@ -301,12 +304,13 @@ def _units(target: Target, seen: Survey) -> dict[str, list[File]]:
     """Everything of each unit, what does not travel included, but not what was left there."""
     domain = target.domain
     own = {file.path: domain.unit_of(file.path) for file in seen.files if _travels(target, file.path)}
-    names = set(own.values())
+    names = set(known_units(target, units_of(domain, own)))
     found: dict[str, list[File]] = defaultdict(list)
     for file in seen.files:
         if _left_over(file.path) is not None:
             continue
-        unit = own.get(file.path) or next((above for above in _above(file.path) if above in names), None)
+        above = (own.get(file.path, ""), *_above(file.path))
+        unit = next((each for each in above if each in names), None)
         if unit is not None:
             found[unit].append(file)
     return dict(sorted(found.items()))
@@ -330,6 +334,11 @@ def _left_overs_of(seen: Survey) -> dict[str, list[File]]:
 
 def _travels(target: Target, path: str) -> bool:
     return not any(part.startswith(STAGE_PREFIX) for part in path.split("/")) and target.domain.travels(path)
+
+
+def _is_surely_left(path: str) -> bool:
+    """Also where anybody may write: by a name as only we or an engine give it."""
+    return is_surely_temporary(path) or any(part.startswith(STAGE_PREFIX) for part in path.split("/"))
 
 
 def _left_over(path: str) -> str | None:
