@@ -42,7 +42,8 @@ def make_room(
     if freed is None:
         return False
     went = f"{freed.artifacts} artifacts and {freed.directories} live directories or entries went"
-    trouble.say(f"made room: {sizes.spell(freed.bytes)} freed, {went}")
+    if freed.bytes:
+        trouble.say(f"made room: {sizes.spell(freed.bytes)} freed, {went}")
     for note in freed.notes:
         trouble.say(f"the budget is nearly full: {note}; set CACHEMGR_BUDGET")
     return freed.bytes > 0

@@ -4,7 +4,6 @@ defaults < /etc/cachemgr.toml < $XDG_CONFIG_HOME/cachemgr/config.toml < `--confi
 the working directory, which may belong to somebody else. /etc can lock values with `locked = ["store", ...]`.
 """
 
-import errno
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -493,13 +492,11 @@ def _file(path: Path, *, required: bool) -> dict[str, Value]:
         if required:
             raise UsageError(f"no settings file {path}", hint="name one that is there, or leave --config out") from None
         return {}
-    except PermissionError as error:
+    except OSError as error:
         if required or os.path.isdir(path.parent):
             raise _unreadable(path, error) from None
-        return {}  # a HOME of somebody else, as images have it that are run under another user id
-    except (OSError, UnicodeDecodeError) as error:
-        if not required and isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            return {}  # nothing can be there
+        return {}  # a HOME of somebody else, as images have it that are run under another user id, or one that is gone
+    except UnicodeDecodeError as error:
         raise _unreadable(path, error) from None
     return _toml(text, path)
 

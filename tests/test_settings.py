@@ -98,9 +98,12 @@ def test_a_named_settings_file_must_exist(tmp_path: Path) -> None:
         load({"HOME": str(tmp_path)}, {}, config=tmp_path / "missing.toml", etc=tmp_path / "none")
 
 
-def test_a_home_whose_name_is_too_long_has_no_settings(tmp_path: Path) -> None:
-    home = "/".join([str(tmp_path), *["long" * 50] * 30])
-    assert load({"HOME": home}, {}, etc=tmp_path / "none").publish == "local"
+@pytest.mark.parametrize("why", ["its name is too long", "it leads round and round"])
+def test_a_home_that_cannot_be_there_has_no_settings(tmp_path: Path, why: str) -> None:
+    home = tmp_path.joinpath(*["long" * 50] * 30) if why == "its name is too long" else tmp_path / "home"
+    if why == "it leads round and round":
+        home.symlink_to(home)
+    assert load({"HOME": str(home)}, {}, etc=tmp_path / "none").publish == "local"
 
 
 def test_the_working_directory_has_no_say(sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
