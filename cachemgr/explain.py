@@ -308,7 +308,7 @@ _SENTENCES: dict[Word | None, tuple[str, str]] = {
     ),
     "added": ("an exact artifact was used, and the start compiled something beside it", ""),
     "unknown": (
-        "files were restored, and this file system keeps no access times, so nobody knows whether they were read",
+        "nobody knows whether what was restored was read: the file system keeps no access times, or others forgot them",
         "mount the live directory with relatime",
     ),
 }

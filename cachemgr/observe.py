@@ -6,8 +6,8 @@ times alone. Where the file system keeps none (noatime), the answer is `unknown`
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 import msgspec
@@ -105,6 +105,16 @@ def _forgotten(path: str, seen: Seen) -> Seen:
     return seen._replace(atime_ns=0)
 
 
+def were_forgotten(directory: str, paths: Iterable[str], since_ns: int) -> bool:
+    """Whether somebody has changed what one of these files says about itself since then, as whoever forgets reads
+    does: that it was not read is no news then."""
+    for path in paths:
+        with suppress(OSError):
+            if os.stat(f"{directory}/{path}", follow_symlinks=False).st_ctime_ns > since_ns:
+                return True
+    return False
+
+
 def listed(directory: str, names: Iterable[str]) -> set[str]:
     """Which of these directories below `directory` somebody has listed since `forget_listings`.
 
@@ -128,18 +138,27 @@ def forget_listings(directory: str, names: Iterable[str]) -> None:
 
 def keeps_access_times(directory: str) -> bool:
     """Try it: a file with access time 0 is read, and must say so afterwards. `directory` must be writable."""
-    probe = f"{directory}/{STAGE_PREFIX}atime-{os.getpid()}"
-    try:
-        descriptor = os.open(probe, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError:
-        return False
-    try:
+    with suppress(OSError), _probe(directory) as descriptor:
         os.write(descriptor, b"x")
         os.utime(descriptor, ns=(0, os.fstat(descriptor).st_mtime_ns))
         os.pread(descriptor, 1, 0)
         return os.fstat(descriptor).st_atime_ns != 0
-    except OSError:
-        return False
+    return False
+
+
+def time_in(directory: str) -> int:
+    """The time by the clock of a directory's file system, which may be a server's; 0 where it cannot be asked."""
+    with suppress(OSError), _probe(directory) as descriptor:
+        return os.fstat(descriptor).st_ctime_ns
+    return 0
+
+
+@contextmanager
+def _probe(directory: str) -> Iterator[int]:
+    probe = f"{directory}/{STAGE_PREFIX}atime-{os.getpid()}"
+    descriptor = os.open(probe, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        yield descriptor
     finally:
         os.close(descriptor)
         os.unlink(probe)

@@ -78,6 +78,7 @@ class Watch:
         self._elsewhere = elsewhere
         self._same: dict[tuple[str, str, observe.Seen], bool] = {}
         self._before = [observe.forget_reads(target.directory, seen_in(target)) for target in targets]
+        self._since = [self._now_at(at) for at in range(len(targets))]
         self._folders = [
             {target.domain.unit_of(path) for path in offered.get(target.domain.name, ()) if "/" in path}
             for target in targets
@@ -101,9 +102,13 @@ class Watch:
         before, now = self._before[index], seen_in(target)
         fresh = {path: now[path] for path in paths if path in now and path not in before}
         self._before[index] = {**before, **observe.forget_reads(target.directory, fresh)}
+        self._since[index] = self._now_at(index)
         self._offered[target.domain.name] = self._offered.get(target.domain.name, frozenset()) | paths
         self._there[index] |= units
         self._folders[index] |= {target.domain.unit_of(path) for path in paths if "/" in path}
+
+    def _now_at(self, index: int) -> int:
+        return observe.time_in(self._targets[index].directory) if self._before[index] else 0
 
     def leave_out(self, units: Mapping[str, frozenset[str]]) -> None:
         """These units (by domain) appear or appeared without the command's doing."""
@@ -127,7 +132,7 @@ class Watch:
         added: dict[str, int] = {}
         examples: list[str] = []
         offered = read = 0
-        known = True
+        known, forgotten = True, False
         for index, target in enumerate(self._targets):
             self._listed[index] |= observe.listed(target.directory, self._folders[index])
             before, after = self._before[index], self._scan(target, self._there[index])
@@ -139,14 +144,21 @@ class Watch:
             added[target.domain.name] = len(growth.added)
             examples += [f"{target.domain.name}/{min(growth.added)}"] if growth.added else []
             offered += len(ours)
-            known = known and growth.read is not None
             read += len(ours & (growth.read or frozenset()))
+            known = known and growth.read is not None
+            if growth.read is not None and self._is_forgotten(index, (ours & after.keys()) - growth.read):
+                growth, forgotten = msgspec.structs.replace(growth, read=None), True
             touched = _touched(target, growth, after) | _inside(target, after, self._listed[index])
             tree = Tree(target.domain, target.directory, after, touched)
             trees.append(tree if settled_since is None else _settled(tree, settled_since.trees[index]))
         self._forget_listings()
-        said = observe.verdict(offered, read if known else None, sum(added.values()))
+        said = observe.verdict(offered, read if known and (read or not forgotten) else None, sum(added.values()))
         return Work(tuple(trees), added, said, tuple(examples))
+
+    def _is_forgotten(self, index: int, unread: frozenset[str]) -> bool:
+        """Whether that these files were not read may only look so: where launches share them, each that starts forgets
+        the reads of those before."""
+        return observe.were_forgotten(self._targets[index].directory, unread, self._since[index])
 
     def _is_again(self, target: Target, path: str, after: observe.Snapshot) -> bool:
         """Whether a file that was written has the bytes that were offered under its name, or is another choice."""

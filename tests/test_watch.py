@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,22 @@ def written(watch: Watch, path: Path, data: bytes) -> Work:
     beside.write_bytes(data)
     os.replace(beside, path)
     return watch.work()
+
+
+@pytest.mark.parametrize(("beside", "verdict"), [(False, "inert"), (True, "unknown")])
+def test_a_read_that_a_start_beside_it_has_forgotten_is_not_known(
+    watch: Watch, tmp_path: Path, beside: bool, verdict: str
+) -> None:
+    if beside:
+        time.sleep(0.02)  # clocks of file systems go in steps
+        assert (tmp_path / TUNED).read_bytes()
+        Watch([Target(INDUCTOR, str(tmp_path), ours=True)], {}, {})
+    assert watch.work().verdict == verdict
+
+
+def test_a_read_that_nobody_has_forgotten_is_one(watch: Watch, tmp_path: Path) -> None:
+    assert (tmp_path / TUNED).read_bytes()
+    assert watch.work().verdict == "used"
 
 
 @pytest.mark.parametrize("block", BLOCKS)
