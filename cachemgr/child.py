@@ -14,7 +14,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -60,7 +60,7 @@ class Ended(msgspec.Struct, frozen=True):
 class Child:
     """A running command. Signals are watched from `start` until `wait` has returned."""
 
-    def __init__(self, pid: int, mask: set[signal.Signals]) -> None:
+    def __init__(self, pid: int, mask: Collection[int]) -> None:
         self.pid = pid
         self._mask = mask
         self._status: int | None = None
@@ -111,7 +111,7 @@ class Child:
             if error.errno in _NOT_EXECUTABLE:
                 raise CannotExecuteError(f"`{path}` cannot be executed: {error.strerror}") from None
             raise NoSuchCommandError(f"`{path}` cannot be started: {error.strerror}") from None
-        return cls(pid, {signal.Signals(number) for number in mask})
+        return cls(pid, mask)
 
     def wait(self, *, linger: float, apart: Callable[[], set[int]] = set) -> Ended:
         """Forward signals until the child has ended, then wait `linger` seconds for what it left behind.

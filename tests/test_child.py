@@ -227,6 +227,19 @@ def test_as_pid_1_it_reaps_forwards_and_ends_with_the_command(machine: Machine) 
     assert done.returncode == 44
 
 
+def test_a_parent_that_blocks_every_signal_changes_nothing(machine: Machine) -> None:
+    code = (
+        "import os, signal, sys\nsignal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\n"
+        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    )
+    words = ["-m", "cachemgr", "run", "--", "sh", "-c", "exit 3"]
+    machine.make_places()
+    done = subprocess.run(
+        [PYTHON, "-c", code, *words], env=machine.environ, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (3, False), done.stderr
+
+
 def test_a_parent_that_ignores_child_signals_changes_nothing(machine: Machine) -> None:
     words = [*RUN, "sh", "-c", "exit 9"]
     ignoring = "import os, signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
