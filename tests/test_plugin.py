@@ -261,6 +261,14 @@ def test_an_engine_in_a_directory_that_was_deleted_is_warm(fleet: Plugged) -> No
     assert done.told == ("exact", "used", 0), done.stderr
 
 
+def test_what_the_engine_finds_by_pythonpath_is_not_for_us(fleet: Plugged) -> None:
+    other = fleet.directory / "modules of another Python"
+    other.mkdir()
+    (other / "click.py").write_text("raise ImportError('another Python')\n")
+    done = run(fleet.machine("one", PYTHONPATH=f"{other}:{fleet.site}"), fleet.serve(LENGTH))
+    assert done.told == ("none", "cold", 6), done.stderr
+
+
 def test_a_store_that_does_not_answer_costs_the_deadline(fleet: Plugged, tmp_path: Path) -> None:
     run(fleet.machine("one"), fleet.serve(LENGTH))
     hanging = {**misbehaving("opens hang", tmp_path), "HANGING_PATH": str(fleet.directory / "store")}

@@ -32,7 +32,7 @@ _NEEDS = ("click", "filelock", "msgspec", "xxhash", "yaml", "zstandard")
 """What the child imports; looked for, never imported here."""
 
 # A working directory is no place to find modules in, and `-m` would look there first.
-_START = "import sys; sys.path[:] = [place for place in sys.path if place]; from cachemgr.cli import main; main()"
+_START = "import sys; sys.path[:] = [place for place in sys.path if place]; from cachemgr.__main__ import main; main()"
 
 _READ_AT_IMPORT = {
     # torch 2.11-2.13 _inductor/config.py; with a CPU the engine's core may run in this process, or be forked from it
