@@ -278,7 +278,7 @@ class Before:
             healed = self.trouble.attempt(
                 "checking the live directories",
                 prepared,
-                lambda: preparation.heal(prepared, self.cache.stat_cache(key)),
+                lambda: preparation.heal(prepared, self.cache.stat_cache(key), lambda: self._left() <= 0),
             )
         except BaseException:
             prepared.leave()

@@ -19,6 +19,7 @@ from cachemgr.capture import File, Unit, is_safe_path
 from cachemgr.domains import Domain, Target
 from cachemgr.domains.checks import Content
 from cachemgr.domains.relocation import CannotTravelError
+from cachemgr.errors import DeadlineError
 from cachemgr.observe import Snapshot, scan
 from cachemgr.statcache import StatCache
 
@@ -77,29 +78,49 @@ def units_of(domain: Domain, seen: Iterable[str]) -> dict[str, list[str]]:
     return {name: sorted(members[name]) for name in sorted(members)}
 
 
-def faults(tree: Tree, cache: StatCache, *, now_ns: int) -> list[Fault]:
-    """The units of a live tree that are damaged."""
+def never() -> bool:
+    """For who has all the time."""
+    return False
+
+
+def faults(tree: Tree, cache: StatCache, *, now_ns: int, expired: Callable[[], bool] = never) -> list[Fault]:
+    """The units of a live tree that are damaged.
+
+    Raises:
+        DeadlineError: `expired` was true before all of it was read.
+    """
     found = []
     for name, paths in units_of(tree.domain, tree.seen).items():
         try:
-            examine(tree, name, paths, cache, now_ns=now_ns, names=True)
+            examine(tree, name, paths, cache, now_ns=now_ns, names=True, expired=expired)
         except UnfitError as fault:
             if fault.damaged:
                 found.append(Fault(name, str(fault), tuple(paths)))
     return found
 
 
-def examine(tree: Tree, name: str, paths: Sequence[str], cache: StatCache, *, now_ns: int, names: bool = False) -> Unit:
+def examine(
+    tree: Tree,
+    name: str,
+    paths: Sequence[str],
+    cache: StatCache,
+    *,
+    now_ns: int,
+    names: bool = False,
+    expired: Callable[[], bool] = never,
+) -> Unit:
     """The stored form of one live unit.
 
     `names` has what unchanged files name looked for again, where an engine dies when it is missing.
 
     Raises:
         UnfitError: it is damaged, changed while it was read, is not ours, or cannot travel.
+        DeadlineError: `expired` was true before all of it was read.
     """
     _expect_whole(tree, name, paths)
     siblings = siblings_of(paths)
-    return Unit(name, tuple(_file(tree, path, siblings, cache, now_ns=now_ns, names=names) for path in paths))
+    files = (_file(tree, path, siblings, cache, now_ns=now_ns, names=names, expired=expired) for path in paths)
+    return Unit(name, tuple(files))
 
 
 def _expect_whole(tree: Tree, name: str, paths: Sequence[str]) -> None:
@@ -186,6 +207,7 @@ def _file(
     now_ns: int,
     names: bool = False,
     keep: Keep | None = None,
+    expired: Callable[[], bool] = never,
 ) -> File:
     """The stored form of a live file, from the stat cache or by reading, checking and hashing it."""
     live, seen = f"{tree.directory}/{path}", tree.seen[path]
@@ -195,6 +217,8 @@ def _file(
     with _opened(tree, path) as reading:
         running = digest.hasher()
         for piece in reading.pieces():
+            if expired():
+                raise DeadlineError(f"the deadline has passed while `{path}` was read")
             running.update(piece)
     file = File(path, seen.size, digest.finish(running), reading.mode, _kept_mtime(tree, path))
     stored, relocation = reading.head, tree.domain.relocation_of(path)

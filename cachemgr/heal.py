@@ -6,14 +6,14 @@ uses are touched: the caller says whether other launches are here.
 """
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
 
 from cachemgr.domains import Target
 from cachemgr.domains.leftovers import ORPHANED_SECONDS, is_temporary
-from cachemgr.examine import Fault, Tree, faults, seen_in, units_of
+from cachemgr.examine import Fault, Tree, faults, never, seen_in, units_of
 from cachemgr.observe import STAGE_PREFIX, Snapshot, scan
 from cachemgr.places import make_directory
 from cachemgr.statcache import StatCache
@@ -29,10 +29,20 @@ class Ailing(msgspec.Struct, frozen=True):
     faults: tuple[Fault, ...]
 
 
-def look(targets: Sequence[Target], cache: StatCache, *, now_ns: int, left_overs: bool = True) -> list[Ailing]:
+def look(
+    targets: Sequence[Target],
+    cache: StatCache,
+    *,
+    now_ns: int,
+    left_overs: bool = True,
+    expired: Callable[[], bool] = never,
+) -> list[Ailing]:
     """The directories in which something is damaged or left over. Unchanged files are not read again.
 
     Without `left_overs`, only what is damaged: the rest is nobody's trouble while others use the directories.
+
+    Raises:
+        DeadlineError: `expired` was true before everything was read.
     """
     found = []
     for target in targets:
@@ -40,7 +50,7 @@ def look(targets: Sequence[Target], cache: StatCache, *, now_ns: int, left_overs
             continue
         seen = seen_in(target)
         tree = Tree(target.domain, target.directory, seen, frozenset())
-        damaged = faults(tree, cache, now_ns=now_ns) if seen else []
+        damaged = faults(tree, cache, now_ns=now_ns, expired=expired) if seen else []
         if not target.ours:
             damaged = [fault for fault in damaged if _is_old(seen, fault.paths, now_ns, _UNFINISHED_SECONDS)]
         orphans = _orphans(target, now_ns) if target.ours and left_overs else []

@@ -61,16 +61,21 @@ class Preparation:
         """Take the live directories."""
         return self._cleared(Prepared(self._room(alone=False), self._claim, self._now_ns))
 
-    def heal(self, prepared: Prepared, remembered: Path) -> Prepared:
+    def heal(self, prepared: Prepared, remembered: Path, expired: Callable[[], bool]) -> Prepared:
         """Set aside what is damaged. `remembered` is the file of the stat cache.
 
         Raises:
             OSError: a directory could not be looked at.
+            DeadlineError: `expired` was true before everything was read; the next start goes on from there.
         """
         stat_cache = StatCache.load(remembered)
         targets, now_ns = prepared.room.targets, self._now_ns()
-        ailing = heal.look(targets, stat_cache, now_ns=now_ns, left_overs=not self._in_use(prepared))
-        stat_cache.save(remembered)
+        try:
+            ailing = heal.look(
+                targets, stat_cache, now_ns=now_ns, left_overs=not self._in_use(prepared), expired=expired
+            )
+        finally:
+            stat_cache.save(remembered)
         self._notes.extend(heal.stale_locks(targets, now_ns=now_ns))
         for target in targets:
             stage.remove_abandoned(target, now_ns=now_ns)

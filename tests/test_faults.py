@@ -59,6 +59,21 @@ def test_a_store_that_hangs_costs_the_deadline_once_and_is_then_left_alone(fleet
     assert healed["published"] is not None
 
 
+def test_a_file_that_takes_longer_than_the_deadline_to_read_does_not_keep_the_command(fleet: Fleet) -> None:
+    machine, words = fleet.machine("one"), fleet.command("f")
+    first = machine.run(*words)
+    (entry,) = (live_of(machine, first) / "inductor" / "aotautograd").iterdir()
+    with open(entry / "huge", "wb") as file:
+        file.truncate(1 << 42)
+    begun = time.monotonic()
+    second = machine.run(*words, options=("--deadline", "2"))
+    assert time.monotonic() - begun < 30
+    assert second["exit_code"] == 0
+    assert "machine code of f" in second["stdout"]
+    assert "the deadline has passed while `" in second["stderr"]
+    assert second["errors"]["deadline"] >= 1
+
+
 # Locks that lie, and many at once.
 
 

@@ -19,7 +19,7 @@ from cachemgr import heal, live, stage
 from cachemgr.domains import TABLE, TORCH_PROGRAM, Domain, Target, by_name
 from cachemgr.domains.jit import TORCH_EXTENSIONS
 from cachemgr.domains.leftovers import ORPHANED_SECONDS
-from cachemgr.examine import UnfitError, examine, seen_in, units_of
+from cachemgr.examine import UnfitError, examine, never, seen_in, units_of
 from cachemgr.heal import Ailing
 from cachemgr.key import derive
 from cachemgr.observe import STAGE_PREFIX, scan
@@ -429,7 +429,7 @@ class Start:
         environ = {"VLLM_CACHE_ROOT": str(root / "root"), "TMPDIR": str(root), "HOME": str(root)}
         claim = live.Claim(derive(trees.FACTORS), launch, "warm", "sight")
         preparation = Preparation(environ, domains, claim, now_ns=lambda: trees.NOW_NS, notes=self.notes)
-        self.prepared = preparation.heal(preparation.enter(), root / f"{launch}.remembered")
+        self.prepared = preparation.heal(preparation.enter(), root / f"{launch}.remembered", never)
         self.directories = {target.domain.name: Path(target.directory) for target in self.prepared.room.targets}
 
 
