@@ -75,8 +75,7 @@ def free_bytes(path: str | Path) -> int:
     Raises:
         OSError: it cannot be asked.
     """
-    disk = os.statvfs(nearest(path))
-    return disk.f_bavail * disk.f_frsize
+    return free(nearest(path))[0]
 
 
 def make_directory(path: str | Path, mode: int = 0o755) -> None:
@@ -101,7 +100,7 @@ def write_private(path: Path, data: bytes) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    if os.path.exists(path) and not os.path.isfile(path):  # a device would be lost for everybody
+    if is_special(path):  # a device would be lost for everybody
         raise FileExistsError(errno.EEXIST, "it is no file", str(path))
     make_directory(path.parent, 0o700)
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
