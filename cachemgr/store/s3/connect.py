@@ -26,6 +26,8 @@ CONNECTIONS = 64
 
 _CREDENTIAL_SECONDS = 1.5
 """For the whole chain. Where there is no metadata server, packets to it often vanish, and botocore waits twice."""
+_ROLE_SECONDS = 5.0
+"""Where a role is named: its token service may be in another region, and its client is loaded on a busy machine."""
 _PROGRAM_SECONDS = 10.0
 """How long a `credential_process` or a single sign-on may take, which a person has set up on purpose."""
 _CONTAINER_SECONDS = 0.4
@@ -170,13 +172,23 @@ def _authenticate(session: _Session, bucket: Bucket) -> None:
     try:
         scoped = session.get_scoped_config()
         _hurry_containers(session)
-        by_program = any(name in scoped for name in ("credential_process", "sso_session", "sso_start_url"))
-        seconds = _PROGRAM_SECONDS if by_program else _CREDENTIAL_SECONDS
-        found = within(seconds, "asking for credentials", lambda: _found(session))
+        found = within(_seconds(scoped), "asking for credentials", lambda: _found(session))
     except Exception as error:  # noqa: BLE001 - the chain raises what its files, programs and servers raise
         raise _unauthenticated(bucket, scoped, _reason(error)) from None
     if not found:
         raise _unauthenticated(bucket, scoped, "")
+
+
+def _seconds(scoped: Mapping[str, object]) -> float:
+    """How long credentials are waited for: the longer, the surer it is that somebody has set them up."""
+    if any(name in scoped for name in ("credential_process", "sso_session", "sso_start_url")):
+        return _PROGRAM_SECONDS
+    return _CREDENTIAL_SECONDS if _role(scoped) is None else _ROLE_SECONDS
+
+
+def _role(scoped: Mapping[str, object]) -> str | None:
+    role = os.environ.get("AWS_ROLE_ARN") or scoped.get("role_arn")
+    return None if role is None else str(role)
 
 
 def _found(session: _Session) -> bool:
@@ -199,7 +211,7 @@ def _hurry_containers(session: _Session) -> None:
 
 def _unauthenticated(bucket: Bucket, scoped: Mapping[str, object], reason: str) -> MirrorError:
     fault = FAULTS["no credentials"]
-    role = os.environ.get("AWS_ROLE_ARN") or scoped.get("role_arn")
+    role = _role(scoped)
     said = f"cannot use {bucket}: {fault.says}" + (f" for role {role}" if role else "")
     return MirrorError(f"{said}: {reason}" if reason else said, word=fault.word, hint=fault.hint)
 
