@@ -25,8 +25,8 @@ def in_words(error: Exception) -> str:
     """What an error says to a person: of the system's own, what was refused and where, and never its Python type."""
     if isinstance(error, CacheError):
         return str(error)
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if isinstance(error.filename, str) else error.strerror
+    if isinstance(error, OSError) and (said := error.strerror or str(error)):
+        return f"{error.filename}: {said}" if isinstance(error.filename, str) else said
     if isinstance(error, MemoryError):
         return "there is not enough memory"
     return f"{type(error).__name__}: {error}"

@@ -121,7 +121,7 @@ def write_private(path: Path, data: bytes) -> None:
 
 def is_special(path: Path) -> bool:
     """Whether something is there that must not give way to a new file: a device, a pipe, or what a process has open."""
-    parts = path.absolute().parts[1:]
+    parts = (working_directory() / path).parts[1:]
     if parts[:1] in (("dev",), ("proc",)) and parts[:2] != ("dev", "shm"):
         return True
     try:

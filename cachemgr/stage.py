@@ -18,7 +18,7 @@ from cachemgr.domains.leftovers import ORPHANED_SECONDS
 from cachemgr.domains.relocation import CannotTravelError
 from cachemgr.errors import CorruptError, DeadlineError, StoreError
 from cachemgr.observe import STAGE_PREFIX
-from cachemgr.places import make_directory
+from cachemgr.places import free, make_directory
 
 _SPACE_MARGIN = 64 << 20
 """Bytes that a restore leaves free: the engine has to write too."""
@@ -118,12 +118,12 @@ class Stage:
         if not files:
             return
         make_directory(self._parent)
-        space = os.statvfs(self._parent)
-        if space.f_bavail * space.f_frsize < size + _SPACE_MARGIN:
+        left, inodes = free(self._parent)
+        if left < size + _SPACE_MARGIN:
             raise StoreError(
                 f"no space on the file system of {self._parent}", hint="free space, or move VLLM_CACHE_ROOT"
             )
-        if space.f_files and space.f_favail < files + 100:
+        if inodes is not None and inodes < files + 100:
             raise StoreError(
                 f"no inodes on the file system of {self._parent}", hint="free inodes, or move VLLM_CACHE_ROOT"
             )

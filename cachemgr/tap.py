@@ -42,6 +42,7 @@ from typing import Literal
 import msgspec
 
 from cachemgr import pump, threads
+from cachemgr.descriptors import raised
 from cachemgr.errors import NoThreadError
 
 Name = Literal["stdout", "stderr"]
@@ -54,8 +55,6 @@ _NO_COMMAND = "the command did not start"
 _MESSAGE_BYTES = 1 << 17
 _UNTAKEN_BYTES = 4 << 20
 """What the kernel may keep for us when our thread is late; without privileges it grants less."""
-_LOWEST_OWN_DESCRIPTOR = 10
-"""Above all that is given to a child at fixed numbers, also where our own standard streams are closed."""
 _NUMBERS: dict[Name, int] = {"stdout": 1, "stderr": 2}
 
 
@@ -327,10 +326,10 @@ class _Line:
 
     def __init__(self, original: _Original, given: int, source: int) -> None:
         self.original = original
-        self.given, self.source = _raised(given), _raised(source)
+        self.given, self.source = raised(given), raised(source)
         listener, offering = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.listener = socket.socket(fileno=_raised(listener.detach()))
-        self.offering = socket.socket(fileno=_raised(offering.detach()))
+        self.listener = socket.socket(fileno=raised(listener.detach()))
+        self.offering = socket.socket(fileno=raised(offering.detach()))
         self.offering.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNTAKEN_BYTES)
         self.offering.settimeout(0)
 
@@ -367,14 +366,6 @@ class _Line:
                 os.close(fd)
         self.offering.close()
         self.listener.close()
-
-
-def _raised(fd: int) -> int:
-    """The same at a number that no child gets anything at."""
-    try:
-        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _LOWEST_OWN_DESCRIPTOR)
-    finally:
-        os.close(fd)
 
 
 class _File:

@@ -3,7 +3,6 @@
 Commands are loaded when they are called, so that `--help` costs click and nothing else.
 """
 
-import fcntl
 import importlib
 import os
 import sys
@@ -15,6 +14,7 @@ import click
 
 from cachemgr import __version__
 from cachemgr.cli.plain import plain
+from cachemgr.descriptors import raised
 from cachemgr.errors import CacheError, in_words
 
 EXIT_CODES = """
@@ -65,8 +65,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
 """Each command with the module that defines it and its line in `--help`."""
 _HIDDEN = {"attend": "cachemgr.cli.attend", "prove": "cachemgr.cli.proof", "reporter": "cachemgr.cli.reporter"}
 """Commands that programs start, not people."""
-_LOWEST_OWN_DESCRIPTOR = 10
-"""Above what a command may be given at fixed numbers."""
 
 
 class _Group(click.Group):
@@ -172,10 +170,8 @@ def _open_what_is_closed() -> None:
     gets none, as it would without us."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            opened = os.open(os.devnull, os.O_RDWR)
-            apart = fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, _LOWEST_OWN_DESCRIPTOR)
-            os.close(opened)
-            setattr(sys, name, open(apart, mode))  # noqa: SIM115 - until the end
+            nowhere = raised(os.open(os.devnull, os.O_RDWR))
+            setattr(sys, name, open(nowhere, mode))  # noqa: SIM115 - until the end
 
 
 def _comes_of_echo(error: OSError) -> bool:

@@ -104,7 +104,7 @@ def for_targets(
             hint="--target FILE --bake DIR here, and cachemgr verify --seed DIR there",
         )
     machines = [load_target(Path(each)) for each in targets]
-    place = Path(directory).absolute()
+    place = working_directory() / directory
     signer = None if dry_run else ready(place, settings)
     gathered = gather(spec, machines, cache, cwd=working_directory(), ignored_args=settings.ignore_arg)
     baking = [each.baking for each in gathered if each.baking is not None]

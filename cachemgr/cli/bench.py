@@ -23,6 +23,7 @@ from cachemgr.factors.program import shown
 from cachemgr.key import derive
 from cachemgr.live import BENCH_PREFIX
 from cachemgr.lookup import find
+from cachemgr.places import working_directory
 from cachemgr.prewarm.passes import Machinery, Options
 from cachemgr.prewarm.starting import surroundings, without_build_variables
 from cachemgr.spec import DEFAULT_LIMIT
@@ -72,7 +73,7 @@ def bench(
         command_of(command, environ, template.cwd, Path(os.devnull))  # now, and not after all starts
     variants, planned = plan(command, dict.fromkeys(vary), environ, template.cwd, settings.ignore_arg)
     if chart is not None:
-        _require_place(Path(chart).absolute())
+        _require_place(working_directory() / chart)
     cache = open_cache(settings, os.environ)
     known = _known_cold(cache, describe(command, environ, cwd=template.cwd, ignored_args=settings.ignore_arg))
     _say_beforehand(variants, planned, known)

@@ -22,6 +22,7 @@ from cachemgr.cli.transfer import send_queued
 from cachemgr.digest import fingerprint
 from cachemgr.errors import CacheError, UsageError
 from cachemgr.order import Order
+from cachemgr.places import working_directory
 from cachemgr.prewarm.entries import Planned, Record, plan, prewarm_all
 from cachemgr.prewarm.passes import MAX_PASSES, Machinery, Options, Result
 from cachemgr.prewarm.proof import Proof
@@ -90,7 +91,7 @@ def prewarm(
         if not verify or bake is not None or targets:
             raise UsageError("--seed goes with --verify", hint="cachemgr prewarm --verify --seed DIR")
         own = _spec(spec, entries, command, limit) if spec is not None or command else None
-        place = Path(seed).absolute()
+        place = working_directory() / seed
         ctx.exit(verify_seed(ctx, settings, place, own, real_weights=real_weights, as_json=as_json, dry_run=dry_run))
     wanted = _spec(spec, entries, command, limit)
     is_elsewhere = fleet["on"] is not None or fleet["emit"] is not None
@@ -110,7 +111,7 @@ def prewarm(
         options,
         None if spec is None else _record(spec, state, cache.home, wanted, again=again),
         fleet,
-        seed=None if bake is None else Path(bake).absolute(),
+        seed=None if bake is None else working_directory() / bake,
         verify=verify,
     )
     if dry_run:
@@ -202,7 +203,7 @@ def _baked_and_proven(
     there = Spec(tuple(entry for entry in warm.entries if entry.name not in left_out(baked)))
     proofs: tuple[Proof, ...] = ()
     if work.verify and there.entries:
-        place = Path(str(cache.store)).absolute() if work.seed is None else work.seed
+        place = working_directory() / str(cache.store) if work.seed is None else work.seed
         proofs = proven(work.ctx, work.settings, place, there, real_weights=work.options.real_weights)
         keep(LocalStore(place), proofs)
     if baked is not None and baked.artifacts:
@@ -228,8 +229,8 @@ def _spec(path: str | None, names: Sequence[str], command: tuple[str, ...], limi
 
 def _record(spec: str, state: str | None, home: Path, wanted: Spec, *, again: bool) -> Record:
     """What became of the entries of a spec; nothing yet of those that are wanted `again`."""
-    usual = home / "prewarm" / f"{fingerprint(str(Path(spec).absolute()).encode())}.json"
-    record = Record(usual if state is None else Path(state).absolute())
+    usual = home / "prewarm" / f"{fingerprint(str(working_directory() / spec).encode())}.json"
+    record = Record(usual if state is None else working_directory() / state)
     if again:
         record.forget(wanted.entries)
     return record

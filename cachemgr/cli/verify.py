@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 
 import click
 
@@ -19,6 +18,7 @@ from cachemgr.errors import DatabaseError, UsageError
 from cachemgr.inventory import Indexed, resolve
 from cachemgr.key import Key
 from cachemgr.live import live_targets
+from cachemgr.places import working_directory
 from cachemgr.store import Store, layout
 from cachemgr.verify import Depth, Fault, Repair, Verified
 
@@ -89,7 +89,7 @@ def _started_from(ctx: click.Context, seed: str, *, others: bool, as_json: bool)
 
     if others:
         raise UsageError("--seed goes with --json only", hint=f"to read its bytes: cachemgr --store {seed} verify")
-    return verify_seed(ctx, settings_of(ctx), Path(seed).absolute(), None, real_weights=False, as_json=as_json)
+    return verify_seed(ctx, settings_of(ctx), working_directory() / seed, None, real_weights=False, as_json=as_json)
 
 
 def _mend(ctx: click.Context, cache: Cache, store: Store, repair: Repair) -> None:

@@ -22,6 +22,7 @@ from cachemgr.oci.directory import INDEX, MARK, MARKER, blob_name, listed
 from cachemgr.oci.documents import Descriptor
 from cachemgr.oci.image import Image
 from cachemgr.oci.place import Opened
+from cachemgr.places import is_special
 from cachemgr.store import Source
 
 _MOST_MEMBERS = 1_000_000
@@ -127,7 +128,7 @@ class NewArchive:
         return str(self._path)
 
     def __enter__(self) -> "NewArchive":
-        if os.path.exists(self._place) and not os.path.isfile(self._place):  # a device would be lost for everybody
+        if is_special(self._path):  # a device would be lost for everybody
             raise StoreError(f"cannot write {self._path}: it is no file", hint="name another file")
         try:
             self._file = self._aside.open("xb")

@@ -13,7 +13,7 @@ import msgspec
 
 from cachemgr import __version__
 from cachemgr.bounded import within
-from cachemgr.errors import DeadlineError, MirrorError
+from cachemgr.errors import DeadlineError, MirrorError, in_words
 from cachemgr.store.s3.bounds import bound
 from cachemgr.store.s3.bucket import Bucket
 from cachemgr.store.s3.faults import FAULTS, code_of
@@ -218,7 +218,7 @@ def _unauthenticated(bucket: Bucket, scoped: Mapping[str, object], reason: str) 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError):
-        return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
+        return in_words(error)
     # These name what a person wrote, and no secret.
     if isinstance(error, DeadlineError) or type(error).__name__ in ("ProfileNotFound", "ConfigParseError"):
         return str(error)
